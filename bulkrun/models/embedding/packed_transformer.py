@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from bulkrun import ops
 from bulkrun.errors import ModelError
@@ -20,6 +18,7 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import distance, tolerance, two_texts
+from bulkrun.models.general.attention_interface import Asked, register_attention
 from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.ops.dispatch import uses_triton
 
@@ -65,7 +64,7 @@ def pack_transformer(encoder: PaddedEncoder) -> PackedTransformer | None:
     """
     if not uses_triton(next(encoder.model.parameters())):
         return None
-    AttentionInterface.register(ATTENTION_NAME, _packed_attention)
+    register_attention(ATTENTION_NAME, _packed_attention)
     own = encoder.model.config._attn_implementation
     with suppress(Exception):  # whatever its code does without a mask, it is then no model that runs so
         packed = PackedTransformer(encoder)
@@ -100,29 +99,16 @@ def _states(encoder: TextEncoder, texts: list[list[int]]) -> torch.Tensor:
     return encoder(PackedTexts.of(texts, encoder.device)).float()
 
 
-def _packed_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention contract: query [1, H, T, D], key and value [1, K, T, D]; returns [1, T, H, D].
+def _packed_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
+    """A window is what transformers' flash attention takes it for: keys less than so many tokens away.
 
-    A window is what its flash attention takes it for: keys less than so many tokens away. Raises ModelError for what
-    the op cannot do.
+    Raises ModelError for what the op cannot do.
     """
-    unknown = [name for name, given in others.items() if isinstance(given, torch.Tensor) and name != "position_ids"]
-    if attention_mask is not None or softcap is not None or unknown:
-        raise ModelError(f"its attention wants more than queries, keys and values: {unknown or 'a mask or a cap'}")
+    asked.refuse_more()
+    if asked.has_mask or asked.soft_cap is not None:
+        raise ModelError("its attention wants a mask or a soft cap")
     step: _Step = module.bulkrun_step
     assert step.texts is not None, "`PackedTransformer` says which texts run"
-    step.widest_window = max(step.widest_window, sliding_window or 0)
-    q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out_THD = ops.packed_attention(q_THD, k_TKD, v_TKD, step.texts, scale=scale, sliding_window=sliding_window)
-    return out_THD[None], None
+    step.widest_window = max(step.widest_window, asked.sliding_window or 0)
+    states = asked.q_THD, asked.k_TKD, asked.v_TKV
+    return ops.packed_attention(*states, step.texts, scale=asked.scale, sliding_window=asked.sliding_window)

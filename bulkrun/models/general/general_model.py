@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from bulkrun import ops
 from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.decoder.decoder_layer import attend
+from bulkrun.models.general.attention_interface import Asked, register_attention
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
@@ -78,23 +79,13 @@ class GeneralModel:
         return logits_SV if as_computed else logits_SV.float()
 
 
-def register_attention() -> None:
+def register_paged_attention() -> None:
     """Make our attention known to transformers under ATTENTION_NAME."""
-    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+    register_attention(ATTENTION_NAME, _paged_attention)
 
 
-def _paged_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention contract: query and key [1, H or K, T, D], value [1, K, T, V]; returns [1, T, H, V].
+def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
+    """Store this step's keys and values, and attend over the cache.
 
     Values of fewer dimensions than keys (latent attention) lie in the cache with zeros behind them. Raises ModelError
     for what the cache cannot hold or the op cannot do.
@@ -103,47 +94,38 @@ def _paged_attention(
     if step is None or layer is None or layer >= len(step.kv_cache.k):
         raise ModelError(f"its attention layers do not say which of them they are (layer_idx: {layer})")
     k_cache, v_cache = step.kv_cache.k[layer], step.kv_cache.v[layer]
-    q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
-    _refuse_what_is_missing(module, k_TKD, v_TKD, k_cache, sliding_window, others)
+    _refuse_what_is_missing(module, asked, k_cache)
     step.layers.append(layer)
-    num_missing = k_TKD.shape[-1] - value.shape[-1]
-    v_TKD = functional.pad(v_TKD, (0, num_missing)) if num_missing else v_TKD
-    ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
+    num_dims = asked.v_TKV.shape[-1]
+    num_missing = asked.k_TKD.shape[-1] - num_dims
+    v_TKD = functional.pad(asked.v_TKV, (0, num_missing)) if num_missing else asked.v_TKV
+    ops.store_kv(asked.k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
     out_THD = attend(
-        q_THD.to(v_TKD.dtype).contiguous(),  # some models turn queries in float32
+        asked.q_THD.to(v_TKD.dtype).contiguous(),  # some models turn queries in float32
         k_cache,
         v_cache,
         step.meta,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        soft_cap=softcap,
+        scale=asked.scale,
+        sliding_window=asked.sliding_window,
+        soft_cap=asked.soft_cap,
     )
-    return out_THD[None, ..., : value.shape[-1]].to(query.dtype), None
+    return out_THD[..., :num_dims].to(asked.q_THD.dtype)
 
 
-def _refuse_what_is_missing(
-    module: nn.Module,
-    k_TKD: torch.Tensor,
-    v_TKD: torch.Tensor,
-    k_cache: torch.Tensor,
-    sliding_window: int | None,
-    others: dict[str, Any],
-) -> None:
-    is_one_size = k_TKD.shape[:2] == v_TKD.shape[:2] and k_TKD.shape[2] >= v_TKD.shape[2]
-    if not is_one_size or k_TKD.shape[1:] != k_cache.shape[2:]:
+def _refuse_what_is_missing(module: nn.Module, asked: Asked, k_cache: torch.Tensor) -> None:
+    keys, values = asked.k_TKD.shape, asked.v_TKV.shape
+    if keys[:2] != values[:2] or keys[2] < values[2] or keys[1:] != k_cache.shape[2:]:
         raise ModelError(
-            f"keys of {list(k_TKD.shape[1:])} and values of {list(v_TKD.shape[1:])} (heads, dimensions) in layer "
+            f"keys of {list(keys[1:])} and values of {list(values[1:])} (heads, dimensions) in layer "
             f"{module.layer_idx}; one size for all, which config.json gives as {list(k_cache.shape[2:])}, is supported"
         )
-    if False in (others.get("is_causal"), getattr(module, "is_causal", None)):
+    if False in (asked.others.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelError("its attention looks at later tokens as well; decoders that generate text do not")
-    inputs = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name != "position_ids"]
-    if inputs:
-        raise ModelError(f"its attention wants {', '.join(inputs)} besides queries, keys and values")
+    asked.refuse_more()
     config = module.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     holds = window is not None and window < module.bulkrun_step.max_positions  # or no sequence is that long
-    if holds and sliding_window is None and not _attends_to_all(config, module.layer_idx):
+    if holds and asked.sliding_window is None and not _attends_to_all(config, module.layer_idx):
         raise ModelError(f"its attention does not say where its sliding window of {window} holds")
 
 

@@ -14,7 +14,7 @@ from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
-from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_attention
+from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
 from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
@@ -38,7 +38,7 @@ def load_general_model(
     """
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
-    register_attention()
+    register_paged_attention()
     disable_progress_bar()
     try:
         attention = {"attn_implementation": ATTENTION_NAME}

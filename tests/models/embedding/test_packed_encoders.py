@@ -20,6 +20,7 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.packed_transformer import ATTENTION_NAME, PackedTransformer
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.models.general.attention_interface import Asked
 from tests.models.tiny_encoders import ENCODERS, hidden_states, save_tiny_classifier, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE
 
@@ -79,7 +80,7 @@ def test_hidden_states_are_those_of_transformers_for_each_text_alone(variant: st
 def test_windows_end_where_the_models_do(variant: str, changes: dict[str, Any], tmp_path: Path) -> None:
     path = save_tiny_encoder(tmp_path, variant, max_position_embeddings=700, **changes)
     given, encoder = texts((1, 1, 7, 40, 96, 257, 600)), load(path)
-    assert isinstance(encoder, PackedTransformer) != (variant == "qwen2_both_ways")  # whose windows end otherwise
+    assert isinstance(encoder, PackedTransformer) != (variant == "qwen2_both_ways")  # one token farther
     torch.testing.assert_close(states(encoder, given), torch.cat(hidden_states(path, given)), **CLOSE)
 
 
@@ -87,8 +88,8 @@ def test_a_window_that_ends_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch
     path = save_tiny_encoder(tmp_path, "modernbert", max_position_embeddings=700, local_attention=128)
     attend = packed_transformer._packed_attention
 
-    def one_farther(*given: Any, sliding_window: int | None = None, **others: Any) -> Any:
-        return attend(*given, sliding_window=sliding_window and sliding_window + 1, **others)
+    def one_farther(module: torch.nn.Module, asked: Asked) -> torch.Tensor:
+        return attend(module, asked._replace(sliding_window=asked.sliding_window and asked.sliding_window + 1))
 
     monkeypatch.setattr(packed_transformer, "_packed_attention", one_farther)
     assert isinstance(load(path), PaddedEncoder)
