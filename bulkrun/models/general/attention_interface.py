@@ -1,6 +1,5 @@
 """transformers' attention interface: a function of ours under a name of ours, called for one row of tokens.
 
-
 What transformers hands over is the same for every architecture whose attention can be exchanged. Knows no op.
 """
 
