@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -27,26 +30,24 @@ MIN_PREFIX_LEN = 256  # tokens
 MIN_SAVED_TOKENS = 8192  # over all groups of a step
 MAX_GROUPS = 64
 
-Group = tuple[list[int], int]  # indices of decode sequences, and the tokens they share
+
+class PrefixGroup(NamedTuple):
+    """Decode sequences that begin with the same blocks."""
+
+    members: list[int]  # their indices in the step
+    prefix_len: int  # tokens they share
 
 
-def find_groups(tables: list[list[int]], block_size: int, seqs_per_tile: int) -> list[Group]:
+def find_groups(tables: list[list[int]], block_size: int, seqs_per_tile: int) -> list[PrefixGroup]:
     """The groups of block tables that save most reads, the best first; none where it is not worth it.
 
     Prefixes form a tree, and a sequence can be in one group only: either a node's or that of one of its children.
     """
-    place = max(MIN_PREFIX_LEN // block_size, 1)
-    everyone = [index for index, table in enumerate(tables) if len(table) >= place]
-    groups: list[Group] = []
-    for members in _by_block(tables, everyone, place):
-        groups += _best(tables, members, place, block_size, seqs_per_tile)
-
-    def saved(group: Group) -> int:
-        return saved_tokens(len(group[0]), group[1], seqs_per_tile)
-
-    groups.sort(key=saved, reverse=True)
+    tree, place = _PrefixTree(tables, block_size, seqs_per_tile), max(MIN_PREFIX_LEN // block_size, 1)
+    groups = tree.best_below(range(len(tables)), place)
+    groups.sort(key=tree.saved, reverse=True)
     groups = groups[:MAX_GROUPS]
-    return groups if sum(map(saved, groups)) >= MIN_SAVED_TOKENS else []
+    return groups if sum(map(tree.saved, groups)) >= MIN_SAVED_TOKENS else []
 
 
 def saved_tokens(num_seqs: int, prefix_len: int, seqs_per_tile: int) -> int:
@@ -54,45 +55,52 @@ def saved_tokens(num_seqs: int, prefix_len: int, seqs_per_tile: int) -> int:
     return (num_seqs - -(-num_seqs // seqs_per_tile)) * prefix_len
 
 
-def _best(
-    tables: list[list[int]], members: list[int], num_shared: int, block_size: int, seqs_per_tile: int
-) -> list[Group]:
-    """One group of all members, who share `num_shared` blocks at least, or groups of those who share more."""
-    num_shared = _num_shared_blocks(tables, members, num_shared)
-    prefix_len = num_shared * block_size // PREFIX_UNIT * PREFIX_UNIT
-    together: list[Group] = [(members, prefix_len)]
-    apart: list[Group] = []
-    place = -(-(prefix_len + PREFIX_UNIT) // block_size)  # where they share one unit more
-    for some in _by_block(tables, [index for index in members if len(tables[index]) >= place], place):
-        apart += _best(tables, some, place, block_size, seqs_per_tile)
-    gains = [sum(saved_tokens(len(g), n, seqs_per_tile) for g, n in groups) for groups in (together, apart)]
-    return together if gains[0] >= gains[1] else apart
+@dataclass(frozen=True, slots=True)
+class _PrefixTree:
+    """The prefixes of a step's block tables. Places in a table are counted from 1."""
 
+    tables: list[list[int]]
+    block_size: int
+    seqs_per_tile: int
 
-def _by_block(tables: list[list[int]], members: list[int], place: int) -> list[list[int]]:
-    """Members with the same block at a place, counted from 1; groups that are too small are left out."""
-    column = [tables[index][place - 1] for index in members]
-    by_block: dict[int, list[int]] = {b: [] for b, size in Counter(column).items() if size >= MIN_GROUP_SIZE}
-    if by_block:
-        for block, index in zip(column, members, strict=True):
-            if block in by_block:
-                by_block[block].append(index)
-    return list(by_block.values())
+    def saved(self, group: PrefixGroup) -> int:
+        return saved_tokens(len(group.members), group.prefix_len, self.seqs_per_tile)
 
+    def best_below(self, members: Iterable[int], place: int) -> list[PrefixGroup]:
+        """The groups that save most, of members with the same block at this place."""
+        far_enough = [index for index in members if len(self.tables[index]) >= place]
+        return [group for alike in self._by_block(far_enough, place) for group in self._best(alike, place)]
 
-def _num_shared_blocks(tables: list[list[int]], members: list[int], low: int) -> int:
-    """How many blocks all members share, at least `low`: where the last one is the same, all before it are."""
-    first, last = tables[members[0]], tables[members[-1]]
-    some = [tables[index] for index in members]
-    high = min(map(len, some))
-    while low < high:
-        middle = (low + high + 1) // 2
-        block = first[middle - 1]
-        if last[middle - 1] == block and [table[middle - 1] for table in some].count(block) == len(some):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def _best(self, members: list[int], num_shared: int) -> list[PrefixGroup]:
+        """One group of all members, who share `num_shared` blocks at least, or groups of those who share more."""
+        num_shared = self._num_shared_blocks(members, num_shared)
+        prefix_len = num_shared * self.block_size // PREFIX_UNIT * PREFIX_UNIT
+        together = PrefixGroup(members, prefix_len)
+        apart = self.best_below(members, place=-(-(prefix_len + PREFIX_UNIT) // self.block_size))  # one unit more
+        return [together] if self.saved(together) >= sum(map(self.saved, apart)) else apart
+
+    def _by_block(self, members: list[int], place: int) -> list[list[int]]:
+        """Members with the same block at a place; groups that are too small are left out."""
+        column = [self.tables[index][place - 1] for index in members]
+        by_block: dict[int, list[int]] = {b: [] for b, size in Counter(column).items() if size >= MIN_GROUP_SIZE}
+        if by_block:
+            for block, index in zip(column, members, strict=True):
+                if block in by_block:
+                    by_block[block].append(index)
+        return list(by_block.values())
+
+    def _num_shared_blocks(self, members: list[int], low: int) -> int:
+        """How many blocks all members share, at least `low`: where the last one is the same, all before it are."""
+        some = [self.tables[index] for index in members]
+        first, last, high = some[0], some[-1], min(map(len, some))
+        while low < high:
+            middle = (low + high + 1) // 2
+            block = first[middle - 1]
+            if last[middle - 1] == block and [table[middle - 1] for table in some].count(block) == len(some):
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
 
 class SharedPrefixTable:
@@ -102,7 +110,7 @@ class SharedPrefixTable:
         self._max_num_seqs, self._block_size, self._seqs_per_tile = max_num_seqs, block_size, seqs_per_tile
         self._staging = staging
         self._members: list[Sequence] = []
-        self.groups: list[Group] = []
+        self.groups: list[PrefixGroup] = []
         self._sizes = (max_num_seqs, MAX_GROUPS + 1, MAX_GROUPS, max_num_seqs, 2)
         self._packed = staging.send_array(array("i", [0]) * sum(self._sizes), torch.int32).clone()
 
@@ -133,7 +141,7 @@ class SharedPrefixTable:
             counts,
         )
 
-    def _pack(self, groups: list[Group]) -> array[int]:
+    def _pack(self, groups: list[PrefixGroup]) -> array[int]:
         """All tensors one after the other; groups that are not there have nobody."""
         sizes = [len(members) for members, _ in groups] + [0] * (MAX_GROUPS - len(groups))
         lens_S = [0] * self._max_num_seqs
