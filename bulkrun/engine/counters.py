@@ -11,7 +11,7 @@ from bulkrun.request import EngineStats
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Of one engine. `num_prompt_tokens`: computed ones (again after a preemption), not cached ones."""
+    """Totals of one engine. `num_prompt_tokens`: those computed, once more after a preemption, without cached ones."""
 
     num_steps: int = 0
     num_scheduled_seqs: int = 0

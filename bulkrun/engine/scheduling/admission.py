@@ -89,7 +89,7 @@ class Growths:
     def fit_with(self, growth: Growth, num_blocks: int, num_used: int) -> bool:
         """Whether they and one more can grow to their ends in a pool of `num_blocks`.
 
-        num_used: blocks that they have, those they share among them.
+        num_used: blocks that they have, each counted once whoever shares it.
         """
         num_shared = max(0, num_used - self._held_blocks)
         if self._final_blocks + self._blocks(sum(growth)) <= num_blocks - num_shared:

@@ -124,13 +124,12 @@ def _progress_of(seq: Sequence, stop_reason: int | str | None = None) -> Progres
 
 
 def _runaway_of(seq: Sequence, repetition: RepetitionWatch) -> Ending | None:
-    circles = repetition.append(seq.token_ids[-1])
-    if circles is None:
+    circle = repetition.append(seq.token_ids[-1])
+    if circle is None:
         return None
-    length, repeats = circles
     message = (
-        f"the output ends with one pattern of {length} tokens {repeats} times over; change the prompt, set "
-        f"sampling.repetition_penalty or sampling.temperature, or allow more by sampling.repetition_stop"
+        f"the output ends with one pattern of {circle.length} tokens {circle.repeats} times over; change the prompt, "
+        f"set sampling.repetition_penalty or sampling.temperature, or allow more by sampling.repetition_stop"
     )
     return Ending("repetition", error=RowError("runaway", message))
 

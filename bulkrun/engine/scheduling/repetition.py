@@ -8,8 +8,16 @@ otherwise. So only the places where the new token occurred lately are looked at,
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 from bulkrun.request import RepetitionStop
+
+
+class Circle(NamedTuple):
+    """What an output runs in: a pattern of so many tokens, so often."""
+
+    length: int
+    repeats: int
 
 
 class RepetitionWatch:
@@ -22,8 +30,8 @@ class RepetitionWatch:
         self._runs: dict[int, int] = {}  # pattern length -> how many of the last tokens equal the one so far back
         self._num_tokens = 0
 
-    def append(self, token_id: int) -> tuple[int, int] | None:
-        """Add one token; (pattern length, repeats) when the output's tail is one pattern often enough, else None.
+    def append(self, token_id: int) -> Circle | None:
+        """Add one token; the circle when the output's tail is one pattern often enough, else None.
 
         The tail must be `repeats` whole patterns and `min_tokens` tokens long; the shortest pattern is named.
         """
@@ -38,7 +46,7 @@ class RepetitionWatch:
         for length, run in self._runs.items():  # shortest first
             tail = run + length
             if tail >= limits.repeats * length and tail >= limits.min_tokens:
-                return length, tail // length
+                return Circle(length, tail // length)
         return None
 
     def _forget_oldest(self) -> None:

@@ -4,7 +4,7 @@ There are no phases. Running sequences come first (one token each, or the rest o
 are admitted while tokens, rows and blocks last. All blocks a sequence needs for the tokens it has are taken at
 admission, so only growth can run out of blocks; then the cheapest sequence is preempted and later recomputed.
 
-Whoever waits with a better priority than somebody runs takes that one's place when there is no room otherwise.
+A waiting sequence takes the places of running ones of worse priority when there is no room for it otherwise.
 
 Nothing starves among equals: sequences wait in order of priority and arrival, nothing overtakes the head of the queue,
 and the first running sequence in that order is never preempted for another's growth. So the first unfinished one gets
