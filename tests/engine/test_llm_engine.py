@@ -38,11 +38,15 @@ def _tokens(completions: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_transformers(make_engine: EngineFactory, variant: str) -> None:
+    """Whether a step waits for the tokens of the one before it or is launched ahead of them."""
     requests = _requests(GREEDY, _prompts(5, 37))
-    completions = run(make_engine(variant, max_num_batched_tokens=29, max_num_seqs=4), requests)
+    found = [
+        run(make_engine(variant, max_num_batched_tokens=29, max_num_seqs=4, async_scheduling=is_ahead), requests)
+        for is_ahead in (False, True)
+    ]
     for request in requests:
         expected = generate_with_transformers(variant, request.prompt_token_ids, 21, eos_token_id=None)
-        assert list(completions[request.request_id].token_ids) == expected, request.request_id
+        assert [list(done[request.request_id].token_ids) for done in found] == [expected] * 2, request.request_id
 
 
 @pytest.fixture(scope="module", params=[GREEDY, RANDOM], ids=["greedy", "sampled"])
