@@ -93,6 +93,17 @@ def did_you_mean(word: str, choices: Iterable[str], shown: Callable[[str], str] 
     return f"did you mean {shown(near[0])}?" if near else ""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line: its type's name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def described(error: BaseException) -> str:
+    """The type of somebody else's error and its first line, for errors that alone say little: `KeyError: 3`."""
+    name = type(error).__name__
+    return f"{name}: {first_line(error)}" if str(error).strip() else name
+
+
 def shortened(text: str, limit: int = 60) -> str:
     """The text in at most `limit` characters: what stands in a message may be huge."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

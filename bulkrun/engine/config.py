@@ -91,6 +91,7 @@ class EngineConfig:
 def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, args: EngineArgs) -> EngineConfig:
     """All sizes but the pool's, which is the smallest there can be."""
     check_batching(args.batching, args.batching_window_s)
+    refuse_empty_steps(args)
     num_seqs, num_tokens = _batch_sizes(device, args.max_num_seqs, args.max_num_batched_tokens)
     return EngineConfig(
         max_num_seqs=num_seqs,
@@ -104,16 +105,26 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         device=device,
         batching=args.batching,
         batching_window_s=args.batching_window_s,
-        async_scheduling=device.type == "cuda" if args.async_scheduling is None else args.async_scheduling,
+        async_scheduling=schedules_ahead(args, device),
         enforce_eager=args.enforce_eager,
         is_pool_given=args.kv_cache_memory_bytes is not None,
     )
 
 
-def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
-    for name, value in (("max_num_seqs", num_seqs), ("max_num_batched_tokens", num_tokens)):
+def refuse_empty_steps(args: EngineArgs) -> None:
+    """Raise UsageError for steps that could hold nothing."""
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(args, name)
         if value is not None and value < 1:
-            raise UsageError(f"engine.{name}: {value} is below 1")
+            raise UsageError(f"engine.{name}: {value} is below 1; give at least 1, or leave the key out")
+
+
+def schedules_ahead(args: EngineArgs, device: torch.device) -> bool:
+    """Whether the next step is launched before the last one's results are known: by default where there is a GPU."""
+    return device.type == "cuda" if args.async_scheduling is None else args.async_scheduling
+
+
+def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
     if num_seqs is None:
         num_seqs = min(DEFAULT_MAX_NUM_SEQS[device.type], num_tokens or DEFAULT_MAX_NUM_SEQS[device.type])
     if num_tokens is None:

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from bulkrun.errors import UsageError
+from bulkrun.errors import UsageError, described
 from bulkrun.ops.dispatch import has_triton
 
 MIN_CAPABILITY = (8, 0)  # Ampere: older GPUs have no bfloat16, less shared memory, and Triton does not support them
@@ -55,6 +55,5 @@ def _triton_problem() -> str | None:
     try:
         driver.active.get_current_target()
     except Exception as error:  # no compiler, no headers, no libcuda: each Triton raises something else
-        lines = str(error).strip().splitlines() or [""]
-        return f"{type(error).__name__}: {lines[0]}"
+        return described(error)
     return None

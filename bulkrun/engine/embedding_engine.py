@@ -1,6 +1,6 @@
 """The engine of jobs that embed or classify: requests in, numbers of each out, a pass over whole texts per step.
 
-Wires the queue (who shares a step) and the embedder (tensors) together. Speaks token ids; knows no text, files, rows or
+Wires the queue (who shares a step) and the model (tensors) together. Speaks token ids; knows no text, files, rows or
 jobs. Implements `bulkrun.request.Engine`.
 """
 
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from bulkrun.engine.counters import EngineCounters
-from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_classifier, ready_embedder
-from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
+from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_classification_model, ready_embedding_model
+from bulkrun.engine.memory_errors import MEMORY_ERRORS, is_out_of_memory
 from bulkrun.engine.pending_vectors import PendingVectors
 from bulkrun.engine.scheduling.refusals import text_refusal, without_output
 from bulkrun.engine.scheduling.text_queue import TextQueue
-from bulkrun.models.classification.classifier import Classifier
-from bulkrun.models.embedding.embedder import Embedder
+from bulkrun.errors import first_line
+from bulkrun.models.classification.classification_model import ClassificationModel
+from bulkrun.models.embedding.embedding_model import EmbeddingModel
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError
 from bulkrun.settings import ClassificationArgs, EmbeddingArgs, EngineArgs
 
@@ -29,9 +30,9 @@ from bulkrun.settings import ClassificationArgs, EmbeddingArgs, EngineArgs
 class EmbeddingEngine:
     """Not thread-safe: one caller adds and steps."""
 
-    def __init__(self, embedder: Embedder | Classifier, sizes: EmbeddingSizes) -> None:
+    def __init__(self, model: EmbeddingModel | ClassificationModel, sizes: EmbeddingSizes) -> None:
         self.sizes = sizes
-        self._embedder = embedder
+        self._model = model
         self._max_num_batched_tokens = sizes.max_num_batched_tokens  # less once memory ran out
         self._queue = TextQueue()
         self._ended: list[Completion] = []  # not returned yet
@@ -40,17 +41,17 @@ class EmbeddingEngine:
 
     @classmethod
     def from_model_dir(
-        cls, path: Path | str, made: EmbeddingArgs | ClassificationArgs | None = None, **settings: Any
+        cls, path: Path | str, output: EmbeddingArgs | ClassificationArgs | None = None, **settings: Any
     ) -> EmbeddingEngine:
         """Load a Hugging Face model directory; `settings` are those of `EngineArgs`.
 
-        made: what of a text, vectors as the model's files have them where it is None. Raises what `ready_embedder` and
-        `ready_classifier` do.
+        output: what becomes of a text: a vector or scores, and how; None: a vector as the model's files say. Raises
+        what `ready_embedding_model` and `ready_classification_model` do.
         """
         args = EngineArgs(**settings)
-        if isinstance(made, ClassificationArgs):
-            return cls(*ready_classifier(Path(path), made, args))
-        return cls(*ready_embedder(Path(path), made or EmbeddingArgs(), args))
+        if isinstance(output, ClassificationArgs):
+            return cls(*ready_classification_model(Path(path), output, args))
+        return cls(*ready_embedding_model(Path(path), output or EmbeddingArgs(), args))
 
     @property
     def max_model_len(self) -> int:
@@ -65,11 +66,11 @@ class EmbeddingEngine:
     @property
     def dimensions(self) -> int:
         """Numbers of each text: of its vector, or a score for each label."""
-        return self._embedder.dimensions
+        return self._model.dimensions
 
     def add_request(self, request: Request) -> None:
         """Queue a request. One that cannot be served ends as an error completion of the next step."""
-        vocab_size = self._embedder.encoder.config.vocab_size
+        vocab_size = self._model.encoder.config.vocab_size
         error = text_refusal(request, max_model_len=self.max_model_len, vocab_size=vocab_size)
         if error is None:
             self._queue.add(request)
@@ -121,7 +122,7 @@ class EmbeddingEngine:
         if not requests:
             return None
         try:
-            launched = PendingVectors(requests, self._embedder([request.prompt_token_ids for request in requests]))
+            launched = PendingVectors(requests, self._model([request.prompt_token_ids for request in requests]))
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
@@ -146,7 +147,7 @@ class EmbeddingEngine:
     def _shrink(self, requests: list[Request], shortage: str) -> None:
         """After memory ran out: smaller steps from now on, or, for a text that was alone, its end."""
         self._land()  # its memory is free then
-        self._embedder.encoder.free_scratch()
+        self._model.encoder.free_scratch()
         if self.sizes.device.type == "cuda":
             torch.cuda.empty_cache()
         if len(requests) == 1:

@@ -8,16 +8,19 @@ from typing import NamedTuple
 
 import torch
 
+from bulkrun.engine.config import refuse_empty_steps, schedules_ahead
 from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.errors import UsageError
-from bulkrun.models.classification.classifier import Classifier
+from bulkrun.models.classification.classification_model import ClassificationModel
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.model_config import DecoderConfig
-from bulkrun.models.embedding.embedder import Embedder
-from bulkrun.models.embedding.embedder_loader import load_embedder
-from bulkrun.models.loading.dtypes import default_dtype
+from bulkrun.models.embedding.embedding_model import EmbeddingModel
+from bulkrun.models.embedding.embedding_model_loader import load_embedding_model
+from bulkrun.models.loading.dtypes import dtype_of
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.settings import (
+    DEFAULT_BLOCK_SIZE,
     DEFAULT_ENCODER_TOKENS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
@@ -40,36 +43,47 @@ class EmbeddingSizes:
     async_scheduling: bool
 
 
-class ReadyEmbedder(NamedTuple):
+class ReadyTextModel(NamedTuple):
     """What an engine that embeds or classifies is made of."""
 
-    embedder: Embedder | Classifier
+    model: EmbeddingModel | ClassificationModel
     sizes: EmbeddingSizes
 
 
-def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> ReadyEmbedder:
+def ready_embedding_model(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> ReadyTextModel:
     """Load the model and work out the sizes.
 
     dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be used
     and where nothing says how to pool, UsageError for settings that cannot work or mean nothing here.
     """
     config = EmbeddingConfig.from_dir(path, args.adapter)
-    sizes, dtype = _sizes(config, args), _dtype(config, args)
-    return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=sizes.device), sizes)
+    sizes = _sizes(config, args)
+    options = _load_options(config, args, sizes.device)
+    return ReadyTextModel(
+        load_embedding_model(path, config, embedding, options, block_size=args.block_size or DEFAULT_BLOCK_SIZE), sizes
+    )
 
 
-def ready_classifier(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyEmbedder:
+def ready_classification_model(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyTextModel:
     """The same for a model that classifies; ModelError where nothing says how numbers become scores."""
     config = ClassificationConfig.from_dir(path, args.adapter)
-    sizes, dtype = _sizes(config, args), _dtype(config, args)
-    from bulkrun.models.classification.classifier_loader import load_classifier  # transformers takes seconds to import
+    sizes = _sizes(config, args)
+    options = _load_options(config, args, sizes.device)
+    # transformers takes seconds to import
+    from bulkrun.models.classification.classification_model_loader import load_classification_model
 
-    return ReadyEmbedder(load_classifier(path, config, classification, args, dtype=dtype, device=sizes.device), sizes)
+    return ReadyTextModel(
+        load_classification_model(
+            path, config, classification, options, block_size=args.block_size or DEFAULT_BLOCK_SIZE
+        ),
+        sizes,
+    )
 
 
-def _dtype(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> torch.dtype:
-    device = resolve_device(args.device)
-    return default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)
+def _load_options(
+    config: EmbeddingConfig | ClassificationConfig, args: EngineArgs, device: torch.device
+) -> LoadOptions:
+    return LoadOptions.of(args, dtype_of(args.dtype, config.model, device), device)
 
 
 def _sizes(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> EmbeddingSizes:
@@ -81,16 +95,13 @@ def _sizes(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> 
     default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS[device.type]
     if device.type == "cuda" and not is_own_decoder:
         default_tokens = DEFAULT_ENCODER_TOKENS
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"engine.{name}: {value} is below 1")
+    refuse_empty_steps(args)
     return EmbeddingSizes(
         max_num_seqs=args.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.type],
         max_num_batched_tokens=args.max_num_batched_tokens or default_tokens,
         max_model_len=config.model_len(args.max_model_len),
         device=device,
-        async_scheduling=device.type == "cuda" if args.async_scheduling is None else args.async_scheduling,
+        async_scheduling=schedules_ahead(args, device),
     )
 
 

@@ -7,16 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.dtypes import default_dtype
+from bulkrun.models.loading.dtypes import dtype_of
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.loader import load_model
 from bulkrun.settings import EngineArgs
 
@@ -32,25 +30,15 @@ class ReadyModel(NamedTuple):
 def ready_model(path: Path | str, args: EngineArgs) -> ReadyModel:
     """Load the model and work out the engine's sizes.
 
-    dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
-    directory with nothing but config.json will do. quantization: of the projections' weights, as they are loaded
-    (None: those that are stored so stay so where that is fast). adapter: a LoRA adapter's directory, added to the
-    weights. deterministic: a row's tokens do not depend on what runs beside it (`models.decoder.invariant`). Raises
-    ModelError for a model or an adapter that cannot be used and UsageError for settings that cannot work.
+    dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: a directory with nothing but
+    config.json will do. Raises ModelError for a model or an adapter that cannot be used and UsageError for settings
+    that cannot work.
     """
     device = resolve_device(args.device)
     if device.type == "cuda":
         refuse_gpu_without_kernels()
     model_config = ModelConfig.from_dir(path)
-    dtype = default_dtype(model_config, device) if args.dtype == "auto" else getattr(torch, args.dtype)
-    model = load_model(
-        path,
-        dtype=dtype,
-        device=device,
-        load_format=args.load_format,
-        quantization=args.quantization,
-        deterministic=args.deterministic,
-        adapter=Adapter.of(args.adapter),
-    )
+    dtype = dtype_of(args.dtype, model_config, device)
+    model = load_model(path, LoadOptions.of(args, dtype, device), config=model_config)
     config = EngineConfig.resolve(model_config, dtype, device, args, measure=partial(measure_cuda, model))
     return ReadyModel(model, config, eos_token_ids(path))

@@ -25,8 +25,3 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return any(sign in str(error) for sign in _SIGNS)
-
-
-def first_line(error: Exception) -> str:
-    """The error's message, without torch's explanations."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,7 +21,7 @@ from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.engine.step.step_shape import CapturedShapes, max_captured_tokens
-from bulkrun.errors import UsageError
+from bulkrun.errors import UsageError, first_line
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import Request, SamplingParams
 
@@ -80,7 +80,7 @@ def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:
         raise UsageError(
             f"engine.max_num_batched_tokens: out of memory in a step of {config.max_num_batched_tokens} tokens and "
             f"{config.max_num_seqs} sequences of up to {config.max_model_len}, before there is a KV cache; lower it, "
-            f"engine.max_num_seqs or engine.max_model_len ({str(error).splitlines()[0]})"
+            f"engine.max_num_seqs or engine.max_model_len ({first_line(error)})"
         ) from None
 
 

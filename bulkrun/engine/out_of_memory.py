@@ -14,9 +14,9 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.memory import POOL_SHRINK, SizeLimits, Sizes, smaller
-from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
+from bulkrun.engine.memory_errors import MEMORY_ERRORS, is_out_of_memory
 from bulkrun.engine.step.model_runner import ModelRunner
-from bulkrun.errors import ModelError, UsageError
+from bulkrun.errors import ModelError, UsageError, first_line
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.language_model import LanguageModel
@@ -96,8 +96,9 @@ class MemoryGuard:
     def smaller(self, config: EngineConfig) -> EngineConfig:
         """After a shortage: the same with a smaller pool, or smaller steps.
 
-        Said in the log with the key that saves the next run from this. Where nothing is left to give up, nothing is
-        smaller: others' memory comes and goes. Raises ModelError after too many times without a step in between.
+        The log says so, with the key that spares the next run this. Where nothing is left to give up, sizes stay as
+        they are: what other processes hold comes and goes. Raises ModelError after too many times without a step in
+        between.
         """
         shortage, self.shortage = self.shortage, None
         assert shortage is not None, "memory has not run out"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bulkrun.data.storage.new_name import take_name
+from bulkrun.errors import described
 
 PACKAGES = ("torch", "transformers", "triton", "pyarrow", "duckdb", "tokenizers", "safetensors")
 
@@ -49,8 +50,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return Check(name, "fail", f"{type(error).__name__}: {lines[0]}")
+        return Check(name, "fail", described(error))
 
 
 def _python() -> Check:

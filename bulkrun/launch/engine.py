@@ -20,8 +20,8 @@ def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     spec, model_dir, adapter = prepared.spec, prepared.model_dir, prepared.adapter_dir
     if not spec.generates:
         separator = prepared.tokenizer.pair_separator
-        made = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args(separator)
-        return lambda: load_embedding_engine(model_dir, spec.engine, made, adapter)
+        output = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args(separator)
+        return lambda: load_embedding_engine(model_dir, spec.engine, output, adapter)
     return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine, adapter)
 
 
@@ -48,7 +48,7 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec, adapt
 
 
 def load_embedding_engine(
-    model_dir: Path, engine: EngineSpec, made: EmbeddingArgs | ClassificationArgs, adapter: Path | None = None
+    model_dir: Path, engine: EngineSpec, output: EmbeddingArgs | ClassificationArgs, adapter: Path | None = None
 ) -> Engine:
     """Load a model that makes vectors or scores of texts, with its adapter if there is one; this imports torch.
 
@@ -57,7 +57,7 @@ def load_embedding_engine(
     bound_spinning()
     from bulkrun.engine.embedding_engine import EmbeddingEngine
 
-    return EmbeddingEngine.from_model_dir(model_dir, made, **_settings(engine, adapter))
+    return EmbeddingEngine.from_model_dir(model_dir, output, **_settings(engine, adapter))
 
 
 def _settings(engine: EngineSpec, adapter: Path | None) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Weights and the forward pass: one decoder for the Llama family. Knows no scheduling, no files but a model's."""
+"""Weights and forward passes: decoders, encoders and heads for labels. Knows no scheduling, no files but a model's."""

@@ -1,8 +1,16 @@
 """What attention must know of a step's batch: which tokens belong to which sequence and where their KV lives.
 
-Shape legend used in ops/, models/ and engine/: T tokens in the step, S sequences in the step, R permanent rows,
-M blocks per sequence, N blocks in the pool, B tokens per block, L layers, E model width, H query heads,
-K key/value heads, D head dim, V vocabulary.
+Shape legend of ops/, models/ and engine/:
+
+    T  tokens of the step         S  its sequences, or texts       R  permanent rows of the device
+    N  blocks of the pool         M  blocks of one sequence        B  tokens of a block
+    E  model width                I  width inside an MLP           V  vocabulary
+    H  query heads                K  key/value heads               D  head dim
+    L  positions of one sequence: its keys, its row of tokens      Q  queries of one sequence
+    X  experts                    k  experts of a token            P  pairs of a token and an expert
+
+Of a matrix O are the outputs and I the inputs. A small letter is some of the large one's, a digit is itself. What else
+stands for a size (A, C, G, U, W) is said where it is used.
 """
 
 from __future__ import annotations

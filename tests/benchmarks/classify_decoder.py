@@ -21,7 +21,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
-from bulkrun.models.classification import classifier_loader
+from bulkrun.models.classification import classification_model_loader
 from bulkrun.request import Request
 from bulkrun.settings import ClassificationArgs
 from tests.benchmarks.machine import machine
@@ -48,8 +48,8 @@ def make_texts(count: int) -> list[list[int]]:
 
 def classify(path: Path, texts: list[list[int]], *, own: bool, device: str) -> tuple[float, torch.Tensor]:
     """Seconds beside loading, and the scores [S, 3]."""
-    way = classifier_loader.load_decoder_classifier if own else lambda *_, **__: None
-    with patch.object(classifier_loader, "load_decoder_classifier", way):
+    way = classification_model_loader.load_decoder_classifier if own else lambda *_, **__: None
+    with patch.object(classification_model_loader, "load_decoder_classifier", way):
         engine = EmbeddingEngine.from_model_dir(path, ClassificationArgs(), dtype="bfloat16", device=device)
     for number, text in enumerate(texts):
         engine.add_request(Request(str(number), text))

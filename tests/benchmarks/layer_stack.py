@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 from bulkrun.models.decoder.decoder import Decoder  # noqa: E402
 from bulkrun.models.kv_cache import KVCache  # noqa: E402
-from bulkrun.models.loading.loader import load_model  # noqa: E402
+from tests.models.load import load_model  # noqa: E402
 from tests.models.paged_driver import make_metadata  # noqa: E402
 
 CONTEXT, BLOCK_SIZE, ROUNDS = 150, 16, 30

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.loader import load_model
 from tests.benchmarks.load_checkpoint import write_checkpoint
 from tests.benchmarks.machine import machine
+from tests.models.load import load_model
 
 _RANK = 16
 

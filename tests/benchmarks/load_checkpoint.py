@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from bulkrun.models.loading.loader import load_model
 from tests.benchmarks.gpt_oss_checkpoint import write_gpt_oss
+from tests.models.load import load_model
 
 _HIDDEN, _INNER, _VOCAB, _HEADS, _KV_HEADS = 3072, 8192, 32000, 24, 8
 _SHARD_BYTES = 10**9

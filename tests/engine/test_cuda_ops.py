@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.loader import load_model
 from bulkrun.ops import dispatch
 from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory
@@ -24,6 +23,7 @@ from tests.engine.cuda_ops import CudaOps, dtypes_by_op, missing
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.engine.step.test_token_masks import STEPS, steps_factory
 from tests.engine.test_gpu_stand_in import drawn_requests, greedy_requests, prompts, tokens
+from tests.models.load import load_model
 from tests.models.tiny_adapters import save_adapter
 from tests.models.tiny_models import make_tiny_model
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
 from bulkrun.engine.embedding_loading import EmbeddingSizes
-from bulkrun.models.embedding.embedder import Embedder
+from bulkrun.models.embedding.embedding_model import EmbeddingModel
 from bulkrun.request import Completion, Request
 from tests.engine.test_embedding_engine import run, vector
 
@@ -47,7 +47,7 @@ class CountingEmbedder:
 
 
 def engine_of(embedder: CountingEmbedder, **sizes: Any) -> EmbeddingEngine:
-    return EmbeddingEngine(cast(Embedder, embedder), replace(SIZES, **sizes))
+    return EmbeddingEngine(cast(EmbeddingModel, embedder), replace(SIZES, **sizes))
 
 
 def add(engine: EmbeddingEngine, lens: Sequence[int], first_token: int = 7) -> None:

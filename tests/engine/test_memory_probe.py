@@ -19,6 +19,7 @@ from bulkrun.engine.memory_probe import (
     run_widest_steps,
     widest_prompts,
 )
+from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.errors import UsageError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops.triton.partial_results import CHUNK
@@ -104,6 +105,20 @@ def test_steps_that_do_not_fit_are_refused_with_the_keys(make_engine: EngineFact
     model = ModelThatRunsOut(engine.model_runner.model, lambda _: True)
     with pytest.raises(UsageError, match=r"batched_tokens: .* 17 tokens and 3 sequences .*engine\.max_num_seqs"):
         run_widest_steps(model, engine.config)
+
+
+def test_so_they_are_where_the_allocator_says_nothing(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own MemoryError has no message: an IndexError hid what to lower."""
+
+    def run_out(self: Any, _: Any) -> Any:
+        raise MemoryError
+
+    engine = make_engine(max_num_seqs=3, max_num_batched_tokens=17, max_model_len=90)
+    monkeypatch.setattr(ModelRunner, "compute", run_out)
+    with pytest.raises(UsageError, match=r"engine\.max_model_len \(MemoryError\)"):
+        run_widest_steps(engine.model_runner.model, engine.config)
 
 
 @pytest.mark.gpu

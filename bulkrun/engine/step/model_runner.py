@@ -13,7 +13,7 @@ import torch
 
 from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.memory_errors import first_line, is_out_of_memory
+from bulkrun.engine.memory_errors import is_out_of_memory
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.cuda_graphs import CudaCapture, StepGraphs
@@ -25,6 +25,7 @@ from bulkrun.engine.step.sequence_rows import SequenceRows
 from bulkrun.engine.step.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.step.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.engine.step.token_masks import PendingMasks
+from bulkrun.errors import first_line
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.ops.attention_metadata import TILE_ROWS

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from bulkrun.errors import RunError
+from bulkrun.errors import RunError, described
 from bulkrun.job.work.shard_work import Generation
 
 _WAYS = 8
@@ -26,7 +26,7 @@ def split(suspects: Sequence[Generation], crashed_together: int) -> list[list[Ge
 
 def reason_of(error: Exception) -> str:
     """A line about what broke the engine."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    return described(error)[:500]
 
 
 class Isolation:

@@ -14,49 +14,42 @@ import transformers
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from bulkrun.errors import ModelError
-from bulkrun.models.classification.classifier import Classifier, Head
+from bulkrun.models.classification.classification_model import ClassificationModel, Head
 from bulkrun.models.config.classification_config import ClassificationConfig, classifier_of
 from bulkrun.models.config.model_config import DecoderConfig
-from bulkrun.models.embedding.embedder_loader import load_decoder
+from bulkrun.models.embedding.embedding_model_loader import load_decoder
 from bulkrun.models.embedding.encoder_loader import errors_named
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.loading.adapter import Adapter
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.tensor_names import SCORE
-from bulkrun.settings import EngineArgs, ScoreActivation
+from bulkrun.settings import ScoreActivation
 
 
 def load_decoder_classifier(
-    path: Path,
-    config: ClassificationConfig,
-    activation: ScoreActivation,
-    engine: EngineArgs,
-    adapter: Adapter | None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Classifier | None:
+    path: Path, config: ClassificationConfig, activation: ScoreActivation, options: LoadOptions, block_size: int
+) -> ClassificationModel | None:
     """Load it; None where transformers' code has to run: another head, or a decoder that this device cannot run.
 
     Raises what `load_model` does, and ModelError for a head that is missing or of another shape.
     """
     if not isinstance(config.model, DecoderConfig):
         return None
-    with errors_named(f"{path}: {config.model.architecture} is not supported", device):
+    with errors_named(f"{path}: {config.model.architecture} is not supported", options.device):
         known = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if not _has_that_head(known):
         return None
-    decoder = load_decoder(path, config.model, engine, adapter, dtype, device)
+    decoder = load_decoder(path, config.model, options, block_size)
     if decoder is None:
         return None
-    return Classifier(
+    return ClassificationModel(
         decoder,
-        _linear(_score(path, config, engine, adapter).to(device)),
+        _linear(_score(path, config, options).to(options.device)),
         pooling="last",
         num_labels=len(config.labels),
         activation=activation,
-        row_by_row=engine.deterministic,
+        row_by_row=options.deterministic,
         padding_id=known.get_text_config().pad_token_id,
     )
 
@@ -70,10 +63,10 @@ def _linear(weight_CE: torch.Tensor) -> Head:
     return lambda states_SE: F.linear(states_SE, weight_CE)
 
 
-def _score(path: Path, config: ClassificationConfig, engine: EngineArgs, adapter: Adapter | None) -> torch.Tensor:
+def _score(path: Path, config: ClassificationConfig, options: LoadOptions) -> torch.Tensor:
     """The head's weight, float32 [C, E]; the adapter's, where it has its own."""
-    shape = (len(config.labels), config.model.hidden_size)
-    if engine.load_format == "dummy":
+    shape, adapter = (len(config.labels), config.model.hidden_size), options.adapter
+    if options.load_format == "dummy":
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul_(shape[1] ** -0.5)
     stored = {one.name: one for one in stored_tensors(weight_files(path))}
     if adapter is not None:

@@ -62,7 +62,7 @@ class AdapterConfig:
         return _of_module(self.alphas, module, self.alpha) / (rank**0.5 if self.by_root else rank)
 
     def has_rank(self, module: str, rank: int) -> bool:
-        """Whether a module's matrices may have that rank: the config.json of another adapter scales it wrongly."""
+        """Whether a module's matrices may have that rank; another adapter's config would scale them wrongly."""
         return _of_module(self.ranks, module, self.rank) in (rank, None)
 
     @classmethod

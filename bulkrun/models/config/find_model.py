@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, first_line
 from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE, EmbeddingConfig
@@ -90,10 +90,9 @@ def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
             f"network (`hf download {name}`) and give the directory"
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"{key}: {tried} the hub did not give it: {first_line}; check the name, or log in with `hf auth login` if "
-            "it is gated"
+            f"{key}: {tried} the hub did not give it: {first_line(error)}; check the name, or log in with "
+            "`hf auth login` if it is gated"
         ) from None
 
 

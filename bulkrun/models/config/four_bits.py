@@ -1,4 +1,4 @@
-"""How weights of four bits or fewer are meant, so that they can be multiplied as they are stored. Torch-free."""
+"""What codes of four bits or fewer stand for, so that weights can be multiplied as they are stored. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WHOLE_NUMBERS = tuple(float(code) for code in range(2**MAX_BITS))
 
 
 @dataclass(frozen=True, slots=True)
-class FourBits:
+class FourBitScheme:
     """(codebook[code] - zero point) * scale, both of a group of inputs."""
 
     codebook: tuple[float, ...]  # sixteen numbers

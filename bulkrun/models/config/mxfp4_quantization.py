@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bulkrun.models.config.four_bits import FourBits
+from bulkrun.models.config.four_bits import FourBitScheme
 from bulkrun.models.config.quantization_config import refused
 
 METHOD = "mxfp4"
 BLOCK = 32  # numbers that share an exponent
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 CODEBOOK = (*_MAGNITUDES, *(-x for x in _MAGNITUDES))  # E2M1: a sign, two bits of exponent, one of mantissa
-_FOUR_BITS = FourBits(CODEBOOK, BLOCK, has_zeros=False, are_powers=True)
+_FOUR_BITS = FourBitScheme(CODEBOOK, BLOCK, has_zeros=False, are_powers=True)
 _MODEL_TYPE, _ARCHITECTURE = "gpt_oss", "GptOssForCausalLM"
 
 
@@ -26,7 +26,7 @@ class Mxfp4Quantization:
 
     method: str = METHOD
     summary: str = f"4 bits ({METHOD}, blocks of {BLOCK})"
-    four_bits: FourBits = _FOUR_BITS
+    four_bits: FourBitScheme = _FOUR_BITS
 
 
 def of_mxfp4(raw: Mapping[str, Any]) -> Mxfp4Quantization:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bulkrun.models.config.four_bits import MAX_BITS, WHOLE_NUMBERS, FourBits
+from bulkrun.models.config.four_bits import MAX_BITS, WHOLE_NUMBERS, FourBitScheme
 from bulkrun.models.config.quantization_config import CT, refused
 
 Layout = Literal["gptq", "awq", "compressed"]
@@ -32,11 +32,11 @@ class PackedQuantization:
     zero_offset: int = 0  # added to a stored zero point
 
     @property
-    def four_bits(self) -> FourBits | None:
+    def four_bits(self) -> FourBitScheme | None:
         """How they are multiplied as they are stored; None: they have more bits."""
         if self.num_bits > MAX_BITS:
             return None
-        return FourBits(WHOLE_NUMBERS, self.group_size, has_zeros=True)
+        return FourBitScheme(WHOLE_NUMBERS, self.group_size, has_zeros=True)
 
     @property
     def summary(self) -> str:

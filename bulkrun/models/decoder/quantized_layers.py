@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bulkrun import ops
-from bulkrun.models.config.four_bits import FourBits
+from bulkrun.models.config.four_bits import FourBitScheme
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import pack_int8_
@@ -129,20 +129,20 @@ class FourBitWeights(QuantizedLinear):
     numbers_per_item = CODES_PER_BYTE
     weight_zero: torch.Tensor | None
 
-    def __init__(self, plain: Linear | ExpertLinear, meant: FourBits, *, in_int8: bool) -> None:
-        scale_dtype = torch.bfloat16 if meant.are_powers else torch.float32
-        super().__init__(plain, torch.uint8, meant.num_groups(plain.weight.shape[-1]), scale_dtype)
-        zero = torch.empty_like(self.weight_scale, dtype=torch.uint8) if meant.has_zeros else None
+    def __init__(self, plain: Linear | ExpertLinear, scheme: FourBitScheme, *, in_int8: bool) -> None:
+        scale_dtype = torch.bfloat16 if scheme.are_powers else torch.float32
+        super().__init__(plain, torch.uint8, scheme.num_groups(plain.weight.shape[-1]), scale_dtype)
+        zero = torch.empty_like(self.weight_scale, dtype=torch.uint8) if scheme.has_zeros else None
         self.register_buffer("weight_zero", zero)
-        self.meant, self.in_int8 = meant, in_int8
+        self.scheme, self.in_int8 = scheme, in_int8
         self.packed: FourBitWeight | None = None
 
     @property
     def four_bit_weight(self) -> FourBitWeight:
-        """The codes and what they are meant by, as one."""
+        """The codes and what they stand for, as one."""
         if self.packed is not None:
             return self.packed
-        codebook = torch.tensor(self.meant.codebook, device=self.weight.device)
+        codebook = torch.tensor(self.scheme.codebook, device=self.weight.device)
         return FourBitWeight(self.weight.data, self.weight_scale, self.weight_zero, codebook)
 
     def pack(self) -> None:
@@ -159,8 +159,8 @@ class FourBitWeights(QuantizedLinear):
 class FourBitLinear(FourBitWeights):
     """One matrix."""
 
-    def __init__(self, plain: Linear, meant: FourBits, *, in_int8: bool) -> None:
-        super().__init__(plain, meant, in_int8=in_int8)
+    def __init__(self, plain: Linear, scheme: FourBitScheme, *, in_int8: bool) -> None:
+        super().__init__(plain, scheme, in_int8=in_int8)
         self.multiply = ops.four_bit_linear  # `make_invariant` puts another op of its contract here
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -174,8 +174,8 @@ class FourBitLinear(FourBitWeights):
 class FourBitExpertLinear(FourBitWeights):
     """A matrix of each expert."""
 
-    def __init__(self, plain: ExpertLinear, meant: FourBits, *, in_int8: bool) -> None:
-        super().__init__(plain, meant, in_int8=in_int8)
+    def __init__(self, plain: ExpertLinear, scheme: FourBitScheme, *, in_int8: bool) -> None:
+        super().__init__(plain, scheme, in_int8=in_int8)
         self.mlp_sizes = plain.mlp_sizes
 
     @property

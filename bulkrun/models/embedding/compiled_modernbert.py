@@ -15,7 +15,8 @@ from bulkrun.models.embedding.own_products import own_matrix
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.step_cache import StepCache
-from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance
+from bulkrun.models.embedding.two_texts import hidden_states
+from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels

@@ -1,6 +1,6 @@
 """A decoder of the engine's own families as an encoder: texts packed, attention over a cache of one step.
 
-One that looks both ways does so in its one compiled call alone (`embedder_loader`).
+One that looks both ways does so in its one compiled call alone (`embedding_model_loader`).
 """
 
 from __future__ import annotations

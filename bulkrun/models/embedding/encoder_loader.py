@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
-from bulkrun.errors import ModelError, UsageError
+from bulkrun.errors import ModelError, UsageError, first_line
 from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.embedding.compiled_encoder import compile_encoder
@@ -28,79 +28,53 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
+from bulkrun.models.loading.from_transformers import random_model, stored_model
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
 
 _POOLER = "pooler."  # a head over the first token, which no vector is made with; many checkpoints lack it
 
 
-def load_encoder(
-    path: Path,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    load_format: str,
-    quantization: Quantization | None = None,
-    deterministic: bool = False,
-    adapter: Adapter | None = None,
-) -> TextEncoder:
+def load_encoder(path: Path, config: ModelConfig, options: LoadOptions) -> TextEncoder:
     """Load the model, check that padding changes nothing, and have it computed as fast as this device can.
 
-    `load_format` dummy: with transformers' own seeded initialization. `quantization`: of its products' weights.
-    `adapter`: added to the weights. Raises ModelError for an architecture that transformers does not have, for missing
-    or mis-shaped tensors, for an adapter that does not fit, for weights beyond the memory that is left, and for a model
-    in which a text's hidden states depend on padding; UsageError for `deterministic` where it is not compiled. Tensors
-    that the architecture has no place for, such as heads, are left alone, as transformers leaves them.
+    Random weights are transformers' own seeded initialization. Raises ModelError for an architecture that transformers
+    does not have, for missing or mis-shaped tensors, for an adapter that does not fit, for weights beyond the memory
+    that is left, and for a model in which a text's hidden states depend on padding; UsageError for `deterministic`
+    where it is not compiled. Tensors that the architecture has no place for, such as heads, are left alone, as
+    transformers leaves them.
     """
-    files = refuse_unfit(path, load_format, dtype, device)
-    with errors_named(f"{path}: {config.architecture} is not supported", device):
-        model = load_transformer(
-            AutoModel,
-            path,
-            dtype,
-            device,
-            is_stored=bool(files),
-            adapter=adapter,
-            may_miss=lambda name: _POOLER in name,
-        )
-        return fast_encoder(PaddedEncoder(model, config), quantization, deterministic=deterministic)
+    refuse_unfit(path, options)
+    with errors_named(f"{path}: {config.architecture} is not supported", options.device):
+        model = load_transformer(AutoModel, path, options, may_miss=lambda name: _POOLER in name)
+        return fast_encoder(PaddedEncoder(model, config), options.quantization, deterministic=options.deterministic)
 
 
-def refuse_unfit(path: Path, load_format: str, dtype: torch.dtype, device: torch.device) -> list[Path]:
-    """The files with the weights, none for `load_format` dummy. Raises ModelError for what memory does not hold."""
-    files = [] if load_format == "dummy" else weight_files(path)
+def refuse_unfit(path: Path, options: LoadOptions) -> None:
+    """Raise ModelError for weights that are missing, or that memory does not hold."""
+    files = [] if options.load_format == "dummy" else weight_files(path)
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
-    refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
-    return files
+    refuse_beyond_ram(num_weights * options.dtype.itemsize, options.device, can_quantize=False)
 
 
 def load_transformer(
-    auto_class: Any,
-    path: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    is_stored: bool,
-    adapter: Adapter | None,
-    may_miss: Callable[[str], bool],
-    **options: Any,
+    auto_class: Any, path: Path, options: LoadOptions, *, may_miss: Callable[[str], bool], **more: Any
 ) -> PreTrainedModel:
     """The model of a directory by one of transformers' Auto classes, on its device.
 
-    Not `is_stored`: with random weights. `adapter`: added to the weights; what it holds whole the model's files may
-    lack. `options` go to transformers. Raises what `stored_model` does.
+    What an adapter holds whole the model's files may lack. `more` goes to transformers. Raises what `stored_model`
+    does.
     """
+    dtype, device, adapter = options.dtype, options.device, options.adapter
     with _no_reports():
-        if is_stored:
+        if options.load_format == "dummy":
+            model = random_model(auto_class, path, dtype, device)
+        else:
             own = () if adapter is None else adapter.whole
             model = stored_model(
-                auto_class, path, dtype, may_miss=lambda name: may_miss(name) or name in own, adapter=adapter, **options
+                auto_class, path, dtype, may_miss=lambda name: may_miss(name) or name in own, adapter=adapter, **more
             )
-        else:
-            model = random_model(auto_class, path, dtype, device)
     model.config.use_cache = False
     return model.to(device).eval().requires_grad_(False)
 

@@ -15,7 +15,8 @@ from bulkrun.errors import ModelError
 from bulkrun.models.decoder.layers import Linear
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8Linear
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
-from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance
+from bulkrun.models.embedding.two_texts import hidden_states
+from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.loading.quantization import store_quantized, warn_of_slow_products
 from bulkrun.ops.cpu.stack_memory import Matrix
 from bulkrun.ops.linear import is_packed, pack_linear_weight

@@ -14,7 +14,8 @@ from torch import nn
 from bulkrun.models.embedding.encoder_modules import EncoderModules
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
-from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance, two_texts
+from bulkrun.models.embedding.two_texts import hidden_states, two_texts
+from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.ops.encoder_layers import EncoderLayer, Norm, PlainMatrix, encode
 

@@ -17,8 +17,9 @@ from bulkrun.errors import ModelError
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.text_encoder import TextEncoder
-from bulkrun.models.embedding.two_texts import distance, tolerance, two_texts
+from bulkrun.models.embedding.two_texts import two_texts
 from bulkrun.models.general.attention_interface import Asked, register_attention
+from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.ops.dispatch import uses_triton
 

@@ -1,4 +1,4 @@
-"""What the embedder needs of a model: the hidden states of texts' tokens."""
+"""What a model of texts needs of its transformer: the hidden states of texts' tokens."""
 
 from __future__ import annotations
 

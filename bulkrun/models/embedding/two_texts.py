@@ -1,7 +1,4 @@
-"""Two short texts through an encoder: whether it does what it should is found out by what becomes of them.
-
-Right models differ by rounding alone, whichever way a text goes through them; what a model does beside that shows.
-"""
+"""Two short texts through an encoder: whether it does what it should is found out by what becomes of them."""
 
 from __future__ import annotations
 
@@ -12,17 +9,10 @@ import torch
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.general.in_float32 import in_float32
 
 _LENS = (5, 12)
-# share of the hidden states' spread, of the worst token. Padding was seen to move right models by 1e-6 in float32; one
-# that mixes in what stands beside a token, with random weights that are too small to do much, by 0.005
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """How far hidden states of this dtype may be apart."""
-    return _TOLERANCE if dtype == torch.float32 else _HALF_TOLERANCE
 
 
 def moved_by_padding(encoder: PaddedEncoder) -> tuple[float, float]:
@@ -30,7 +20,7 @@ def moved_by_padding(encoder: PaddedEncoder) -> tuple[float, float]:
     if encoder.dtype != torch.float32:
         # code that casts to a dtype of its own choice, and memory too small for a layer in float32, leave the other way
         with suppress(RuntimeError), in_float32(encoder.model):
-            return _moved_by_padding(encoder), _TOLERANCE
+            return _moved_by_padding(encoder), tolerance(torch.float32)
     return _moved_by_padding(encoder), tolerance(encoder.dtype)
 
 
@@ -42,11 +32,6 @@ def _moved_by_padding(encoder: PaddedEncoder) -> float:
 def hidden_states(encoder: TextEncoder) -> torch.Tensor:
     """float32 [T, E] of both texts, side by side."""
     return _states(encoder, *two_texts(encoder))
-
-
-def distance(ours_TE: torch.Tensor, theirs_TE: torch.Tensor) -> float:
-    """Mean difference of a token's hidden state in units of its spread, of the worst token."""
-    return float(((ours_TE - theirs_TE).abs().mean(-1) / theirs_TE.std(-1)).max())
 
 
 def two_texts(encoder: TextEncoder) -> list[list[int]]:

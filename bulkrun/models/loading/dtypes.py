@@ -1,4 +1,4 @@
-"""Which dtype a model is computed in where the user names none."""
+"""Which dtype a model is computed in: what the user names, else what its files and the device suggest."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import torch
 
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.ops.linear import can_pack_bfloat16
+from bulkrun.settings import Dtype
+
+
+def dtype_of(name: Dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype that `engine.dtype` means; auto: `default_dtype`."""
+    dtype: torch.dtype = default_dtype(config, device) if name == "auto" else getattr(torch, name)
+    return dtype
 
 
 def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:

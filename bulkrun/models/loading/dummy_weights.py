@@ -36,7 +36,7 @@ def fill_with_random_weights(model: Decoder) -> None:
 def _fill_codes(module: FourBitWeights, generator: torch.Generator) -> None:
     """Any codes, around zero and scaled to the noise of the others."""
     module.weight.random_(0, 256, generator=generator)
-    codebook = torch.tensor(module.meant.codebook)
+    codebook = torch.tensor(module.scheme.codebook)
     module.weight_scale.fill_(_STD / codebook.std())
     if module.weight_zero is not None:
         module.weight_zero.fill_(len(codebook) // 2)

@@ -61,8 +61,3 @@ def random_model(
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         return auto_class.from_config(config, dtype=dtype, trust_remote_code=False, **options)
-
-
-def first_line(error: Exception) -> str:
-    """What an error of somebody else's says, in a line."""
-    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -9,26 +9,18 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, first_line
 from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
-from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
+from bulkrun.models.loading.from_transformers import random_model, stored_model
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
 
-def load_general_model(
-    path: Path,
-    config: ModelConfig,
-    files: list[Path],
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    adapter: Adapter | None = None,
-) -> GeneralModel:
+def load_general_model(path: Path, config: ModelConfig, files: list[Path], options: LoadOptions) -> GeneralModel:
     """Load the model, add the adapter if there is one, and check it against its own attention.
 
     Without files its weights are transformers' own seeded initialization. Raises ModelError for an architecture that
@@ -36,6 +28,7 @@ def load_general_model(
     the memory that is left, and for what the check finds. Tensors that the architecture has no place for are left
     alone, as transformers leaves them.
     """
+    dtype, device = options.dtype, options.device
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
     register_paged_attention()
@@ -43,7 +36,7 @@ def load_general_model(
     try:
         attention = {"attn_implementation": ATTENTION_NAME}
         if files:
-            model = stored_model(AutoModelForCausalLM, path, dtype, adapter=adapter, **attention)
+            model = stored_model(AutoModelForCausalLM, path, dtype, adapter=options.adapter, **attention)
         else:
             model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
         general = GeneralModel(model.to(device).eval().requires_grad_(False), config)

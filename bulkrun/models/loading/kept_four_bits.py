@@ -1,7 +1,7 @@
 """Weights of four bits that stay so: the model takes the memory of the checkpoint, its numbers are the same.
 
-On a CPU they do where their product is compiled, unless int8 is asked for and fits. On a GPU, where large steps are
-faster with numbers that are unpacked once, those of a model that would leave too little memory for keys and values.
+On a CPU they do where their product is compiled, unless int8 is asked for and fits. On a GPU large steps are faster
+with numbers that are unpacked once: there only a model stays so that would leave too little memory for keys and values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from bulkrun.models.config.four_bits import FourBits
+from bulkrun.models.config.four_bits import FourBitScheme
 from bulkrun.models.config.mxfp4_quantization import Mxfp4Quantization
 from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.config.stored_quantization import Quantized
@@ -19,14 +19,14 @@ from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.models.decoder.quantized_layers import FourBitExpertLinear, FourBitLinear
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.loading.any_weights import AnyScale
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.packed_weights import PackedScale
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
 from bulkrun.ops.unpack_codes import CODES_PER_BYTE
-from bulkrun.settings import Quantization
 
 
-def four_bits_to_keep(stored: Quantized | None, scales: Mapping[str, AnyScale]) -> FourBits | None:
-    """How a checkpoint's weights are meant that may stay in four bits; None: none may.
+def four_bits_to_keep(stored: Quantized | None, scales: Mapping[str, AnyScale]) -> FourBitScheme | None:
+    """What the codes of weights that may stay in four bits stand for; None: none may stay.
 
     `scales`: what all of them are dequantized with. They stay where every group is of inputs one after the other.
     """
@@ -36,17 +36,18 @@ def four_bits_to_keep(stored: Quantized | None, scales: Mapping[str, AnyScale]) 
     return stored.four_bits if are_in_order else None
 
 
-def keeping_pays(model: Decoder, dtype: torch.dtype, device: torch.device, quantization: Quantization | None) -> bool:
+def keeping_pays(model: Decoder, options: LoadOptions) -> bool:
     """Whether weights of four bits are better kept than made into what is asked for.
 
-    In another form they are multiplied sooner, but on a CPU only in int8. Then it is a question of memory: half of
-    what is left is for keys and values.
+    On a GPU any other form is multiplied faster, on a CPU int8 alone is. There it is a question of memory, half of
+    which is for keys and values.
     """
+    device, quantization = options.device, options.quantization
     if device.type == "cpu" and quantization is None:
         return True
     if quantization == "fp8":
         return False
-    itemsize = 1 if quantization == "int8" else dtype.itemsize
+    itemsize = 1 if quantization == "int8" else options.dtype.itemsize
     num_bytes = 0
     for name, weight in model.named_parameters():
         num_bytes += weight.numel() * itemsize if name.endswith("_proj.weight") else weight.nbytes
@@ -54,17 +55,19 @@ def keeping_pays(model: Decoder, dtype: torch.dtype, device: torch.device, quant
 
 
 def keep_four_bits(
-    model: Decoder, meant: FourBits, is_stored_so: Callable[[int, str], bool], dtype: torch.dtype,
-    device: torch.device, *, in_int8: bool,
-) -> bool:  # fmt: skip
-    """Exchange the projections that are stored so, and can be multiplied so; were there any?"""
-    kept = False
+    model: Decoder, scheme: FourBitScheme, is_stored_so: Callable[[int, str], bool], options: LoadOptions
+) -> bool:
+    """Exchange the projections that are stored so and can be multiplied so. Returns whether there were any.
+
+    `is_stored_so`: of a layer's projection, such as mlp.down_proj.
+    """
+    kept, in_int8, on_cpu = False, options.quantization == "int8", options.device.type == "cpu"
     for name, module in [(name, module) for name, module in model.named_modules() if name.endswith("_proj")]:
         _, layer, part, projection = name.split(".")
-        can_keep = device.type != "cpu" or _are_compiled(module, meant, dtype, in_int8=in_int8)
-        if can_keep and _have_whole_groups(module, meant) and is_stored_so(int(layer), f"{part}.{projection}"):
+        can_keep = not on_cpu or _are_compiled(module, scheme, options.dtype, in_int8=in_int8)
+        if can_keep and _have_whole_groups(module, scheme) and is_stored_so(int(layer), f"{part}.{projection}"):
             kind = FourBitLinear if isinstance(module, Linear) else FourBitExpertLinear
-            setattr(model.get_submodule(f"layers.{layer}.{part}"), projection, kind(module, meant, in_int8=in_int8))
+            setattr(model.get_submodule(f"layers.{layer}.{part}"), projection, kind(module, scheme, in_int8=in_int8))
             kept = True
     return kept
 
@@ -78,14 +81,14 @@ def _shapes(module: Linear | ExpertLinear) -> list[tuple[int, int]]:
     return [(2 * inner, hidden), (hidden, inner)]
 
 
-def _have_whole_groups(module: Linear | ExpertLinear, meant: FourBits) -> bool:
-    groups = [(size, meant.size_of_group(size)) for _, size in _shapes(module)]
+def _have_whole_groups(module: Linear | ExpertLinear, scheme: FourBitScheme) -> bool:
+    groups = [(size, scheme.size_of_group(size)) for _, size in _shapes(module)]
     return not any(size % group or group % CODES_PER_BYTE for size, group in groups)
 
 
-def _are_compiled(module: Linear | ExpertLinear, meant: FourBits, dtype: torch.dtype, *, in_int8: bool) -> bool:
+def _are_compiled(module: Linear | ExpertLinear, scheme: FourBitScheme, dtype: torch.dtype, *, in_int8: bool) -> bool:
     return all(
-        can_pack_four_bits(columns, size, meant.size_of_group(size), dtype, int8=in_int8)
+        can_pack_four_bits(columns, size, scheme.size_of_group(size), dtype, int8=in_int8)
         for columns, size in _shapes(module)
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from bulkrun.errors import first_line
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
@@ -26,56 +27,44 @@ from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.adapted_tensors import on_text_model
-from bulkrun.models.loading.adapter import Adapter, LowRank
+from bulkrun.models.loading.adapter import LowRank
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
-from bulkrun.models.loading.projection_forms import Forms, form_projections
+from bulkrun.models.loading.load_options import LoadOptions
+from bulkrun.models.loading.projection_forms import form_projections
 from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
-from bulkrun.settings import Quantization
 
 _Stored = AnyScale | LowRank  # what a tensor is dequantized with, or what is added to it
 _HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def load_model(
-    path: Path | str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    config: ModelConfig | None = None,
-    load_format: str = "auto",
-    quantization: Quantization | None = None,
-    deterministic: bool = False,
-    has_head: bool = True,
-    adapter: Adapter | None = None,
+    path: Path | str, options: LoadOptions, *, config: ModelConfig | None = None, has_head: bool = True
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
-    `config`: as it was read from there; None: read it. `load_format` dummy: with random weights, from config.json
-    alone, the same on every run. `quantization`: of the projections' weights, each as it is read; None: what is stored
-    in 8 or 4 bits stays so where that is fast (`projection_forms`). `deterministic`: made batch-invariant
-    (`models.decoder.invariant`). Without `has_head`, which is for the decoder's families, there are hidden states
-    alone, whether files have a head or not. `adapter`: added to the weights as they are read. Raises ModelError for an
-    unsupported model, for pickle weights, for torn files, for tensors that are missing, unexpected or of another shape
-    than config.json says, and for an adapter that does not fit; UsageError for a device that cannot do what was asked.
+    `config`: as it was read from there; None: read it. Without `has_head`, which is for the decoder's families, there
+    are hidden states alone, whether files have a head or not. A `deterministic` model is made batch-invariant
+    (`models.decoder.invariant`). Raises ModelError for an unsupported model, for pickle weights, for torn files, for
+    tensors that are missing, unexpected or of another shape than config.json says, and for an adapter that does not
+    fit; UsageError for a device that cannot do what was asked.
     """
-    path = Path(path)
+    path, deterministic = Path(path), options.deterministic
     config = config or ModelConfig.from_dir(path)
-    if quantization is not None:
-        refuse_quantization(config, torch.device(device), quantization)
+    if options.quantization is not None:
+        refuse_quantization(config, options.device, options.quantization)
     if deterministic:
-        refuse_invariance(config, torch.device(device), quantization)
-    files = None if load_format == "dummy" else weight_files(path)
+        refuse_invariance(config, options.device, options.quantization)
+    files = None if options.load_format == "dummy" else weight_files(path)
     if not isinstance(config, DecoderConfig):
         assert has_head, "hidden states alone come from the decoder"
         from bulkrun.models.loading.general_loader import load_general_model  # transformers takes seconds to import
 
-        return load_general_model(path, config, files or [], dtype=dtype, device=device, adapter=adapter)
-    options = {"deterministic": deterministic, "has_head": has_head}
-    model = _load_decoder(path, config, files, adapter, dtype, torch.device(device), quantization, **options)
+        return load_general_model(path, config, files or [], options)
+    model = _load_decoder(path, config, files, options, has_head=has_head)
     model.pack_weights(quantized_alone=deterministic)
     warn_of_slow_products(model)
     if deterministic:
@@ -85,18 +74,10 @@ def load_model(
 
 
 def _load_decoder(
-    path: Path,
-    config: DecoderConfig,
-    files: list[Path] | None,
-    adapter: Adapter | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: Quantization | None,
-    *,
-    deterministic: bool,
-    has_head: bool,
+    path: Path, config: DecoderConfig, files: list[Path] | None, options: LoadOptions, *, has_head: bool
 ) -> Decoder:
     """The decoder with the files' weights or, without files, random ones."""
+    dtype, adapter = options.dtype, options.adapter
     tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
     if not has_head:  # as if it were tied, and then without
         config = dataclasses.replace(config, tie_word_embeddings=True)
@@ -109,12 +90,11 @@ def _load_decoder(
     if config.tie_word_embeddings and (is_apart or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
     model, scales = _without_memory(config, dtype, has_head=has_head), dict(weights.read_scales(weights.scales))
-    forms = Forms(weights, scales, dtype, device, quantization, deterministic=deterministic)
-    _take_memory(model, device, can_quantize=form_projections(model, forms))
+    _take_memory(model, options.device, can_quantize=form_projections(model, weights, scales, options))
     if files is None:
         fill_with_random_weights(model)
     else:
-        _fill(model, weights, scales | added, path, pack=not deterministic)
+        _fill(model, weights, scales | added, path, pack=not options.deterministic)
     return model
 
 
@@ -138,7 +118,7 @@ def _take_memory(model: Decoder, device: torch.device, *, can_quantize: bool) ->
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
         model._apply(lambda tensor: _empty(tensor, device))  # type: ignore[no-untyped-call]
     except (torch.OutOfMemoryError, OSError) as error:
-        raise does_not_fit(num_bytes, device, str(error).splitlines()[0], can_quantize=can_quantize) from None
+        raise does_not_fit(num_bytes, device, first_line(error), can_quantize=can_quantize) from None
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -19,71 +18,62 @@ from bulkrun.models.loading.any_weights import AnyScale, AnyWeights
 from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
 from bulkrun.models.loading.kept_four_bits import four_bits_to_keep, keep_four_bits, keeping_pays
 from bulkrun.models.loading.kept_quantized import fast_quantization, kept_projections, kept_quantization
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.quantization import quantize_projections
 from bulkrun.settings import Quantization
 
 
-@dataclass(frozen=True, slots=True)
-class Forms:
-    """What the choice depends on."""
-
-    weights: AnyWeights
-    scales: Mapping[str, AnyScale]  # all that the checkpoint has
-    dtype: torch.dtype
-    device: torch.device
-    quantization: Quantization | None  # what the user asks for
-    deterministic: bool
-
-
-def form_projections(model: Decoder, forms: Forms) -> bool:
+def form_projections(model: Decoder, weights: AnyWeights, scales: Mapping[str, AnyScale], options: LoadOptions) -> bool:
     """Exchange a model's projections, which have no memory yet, for those that are held, and say it in the log.
 
-    Returns whether engine.quantization, which was not asked for, could make them smaller.
+    `scales` are all that the checkpoint has. Returns whether engine.quantization, which was not asked for, could make
+    them smaller.
     """
-    config, device, quantization = model.config, forms.device, forms.quantization
-    is_stored_so = kept_projections(config, forms.weights)
-    in_four_bits = _keep_four_bits(model, forms, is_stored_so)
+    config, quantization = model.config, options.quantization
+    is_stored_so = kept_projections(config, weights)
+    in_four_bits = _keep_four_bits(model, scales, options, is_stored_so)
     kept = None
     if quantization is not None:
         quantize_projections(model, quantization, None)
-    elif (kept := kept_quantization(config, device, deterministic=forms.deterministic)) is not None:
+    elif (kept := kept_quantization(config, options.device, deterministic=options.deterministic)) is not None:
         quantize_projections(model, kept, is_stored_so)
     if config.stored_quantization is not None:
-        _say_how_weights_run(config, forms, kept, in_four_bits=in_four_bits)
+        _say_how_weights_run(config, weights, options, kept, in_four_bits=in_four_bits)
     return quantization is None and kept is None and not in_four_bits
 
 
-def _keep_four_bits(model: Decoder, forms: Forms, is_stored_so: Callable[[int, str], bool]) -> bool:
-    dtype, device, quantization = forms.dtype, forms.device, forms.quantization
-    if forms.deterministic and device.type != "cpu":
+def _keep_four_bits(
+    model: Decoder, scales: Mapping[str, AnyScale], options: LoadOptions, is_stored_so: Callable[[int, str], bool]
+) -> bool:
+    if options.deterministic and options.device.type != "cpu":
         return False  # what is unpacked there goes through the device's own product, whose sums depend on the batch
-    meant = four_bits_to_keep(model.config.stored_quantization, forms.scales)
-    if meant is None or not keeping_pays(model, dtype, device, quantization):
-        return False
-    return keep_four_bits(model, meant, is_stored_so, dtype, device, in_int8=quantization == "int8")
+    scheme = four_bits_to_keep(model.config.stored_quantization, scales)
+    return scheme is not None and keeping_pays(model, options) and keep_four_bits(model, scheme, is_stored_so, options)
 
 
-def _say_how_weights_run(config: DecoderConfig, forms: Forms, kept: Quantization | None, *, in_four_bits: bool) -> None:
+def _say_how_weights_run(
+    config: DecoderConfig, weights: AnyWeights, options: LoadOptions, kept: Quantization | None, *, in_four_bits: bool
+) -> None:
     """One line on what is done with weights stored quantized, and one on scales that are not used."""
     stored = config.stored_quantization
     assert stored is not None, "there is nothing to say of plain ones"
     log = logging.getLogger(__name__)
     if in_four_bits:
-        to = forms.quantization or str(forms.dtype).removeprefix("torch.")
+        to = options.quantization or str(options.dtype).removeprefix("torch.")
         how = f"they stay so in memory, and are unpacked to {to} as they are multiplied"
-        if forms.quantization is None and fast_quantization(config, forms.device) == "int8":
+        if options.quantization is None and fast_quantization(config, options.device) == "int8":
             how += " (engine.quantization: int8 is faster, at some loss of quality)"
-    elif kept is not None or _are_kept_rows(stored, forms.quantization):
+    elif kept is not None or _are_kept_rows(stored, options.quantization):
         how = "they are multiplied in 8 bits as they are"
-    elif forms.quantization is not None:
-        how = f"they are quantized anew, to {forms.quantization} with a scale per output channel"
+    elif options.quantization is not None:
+        how = f"they are quantized anew, to {options.quantization} with a scale per output channel"
     else:
-        how = f"they are dequantized and take the memory of {str(forms.dtype).removeprefix('torch.')}"
-        how += _instead(fast_quantization(config, forms.device))
-    if config.dtype == "float16" and forms.dtype == torch.float32 and cpu_multiplies_bfloat16():
+        how = f"they are dequantized and take the memory of {str(options.dtype).removeprefix('torch.')}"
+        how += _instead(fast_quantization(config, options.device))
+    if config.dtype == "float16" and options.dtype == torch.float32 and cpu_multiplies_bfloat16():
         how += "; float16 becomes float32 on a CPU, engine.dtype: bfloat16 is faster"
     log.warning("the model's weights are stored in %s; %s", stored.summary, how)
-    if forms.weights.has_cache_scales:
+    if weights.has_cache_scales:
         log.warning("its scales for keys and values (k_scale, v_scale) are not used, whatever engine.kv_cache_dtype is")
 
 

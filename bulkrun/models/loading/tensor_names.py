@@ -36,7 +36,7 @@ class Target:
         return self.view.dtype == torch.uint8
 
     def store_scales(self, scale: torch.Tensor, zero: torch.Tensor | None) -> None:
-        """Put what codes are meant by there: as many numbers, in the view's order."""
+        """Put the scales and zero points of codes in their places: as many numbers, in the view's order."""
         assert self.scale is not None, "codes mean nothing without"
         self.scale.copy_(scale.reshape(self.scale.shape))
         if self.zero is not None and zero is not None:

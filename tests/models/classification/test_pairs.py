@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from bulkrun.models.classification.classifier import Classifier
-from bulkrun.models.classification.classifier_loader import load_classifier
+from bulkrun.models.classification.classification_model import ClassificationModel
+from bulkrun.models.classification.classification_model_loader import load_classification_model
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.embedding import packed_layers
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.settings import ClassificationArgs, EngineArgs
 from bulkrun.text.pairs import EncodedPair
@@ -33,13 +34,14 @@ def encoded(path: Path) -> tuple[list[list[int]], int | None]:
     return [pair.token_ids for pair in made], tokenizer.pair_separator
 
 
-def load(path: Path, separator: int | None, dtype: torch.dtype = torch.float32, **engine: Any) -> Classifier:
+def load(path: Path, separator: int | None, dtype: torch.dtype = torch.float32, **engine: Any) -> ClassificationModel:
     config = ClassificationConfig.from_dir(path)
     args = ClassificationArgs(activation="none", pair_separator=separator)
-    return load_classifier(path, config, args, EngineArgs(**engine), dtype=dtype, device=torch.device("cpu"))
+    options = LoadOptions.of(EngineArgs(**engine), dtype, torch.device("cpu"))
+    return load_classification_model(path, config, args, options, block_size=16)
 
 
-def scores(classifier: Classifier, texts: list[list[int]]) -> torch.Tensor:
+def scores(classifier: ClassificationModel, texts: list[list[int]]) -> torch.Tensor:
     """Of texts in any order."""
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     made = classifier([texts[index] for index in order])

@@ -81,6 +81,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_hub_that_hangs_up_without_a_word_is_told_too(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message with no first line ended the command with an IndexError."""
+
+    def hang_up(repo: str, **patterns: list[str]) -> str:
+        raise TimeoutError
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hang_up)
+    with pytest.raises(ModelError, match=r"the hub did not give it: TimeoutError; check the name"):
+        resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub)
+
+
 def test_hub_models_are_safe_files_once(hub: Path) -> None:
     save_tiny_model(hub, "qwen3")
     (hub / "model.safetensors").unlink()

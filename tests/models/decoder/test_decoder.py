@@ -10,7 +10,7 @@ import torch
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
-from bulkrun.models.loading.loader import load_model
+from tests.models.load import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_published, save_tiny_model
 

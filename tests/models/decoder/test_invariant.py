@@ -11,8 +11,8 @@ import torch
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.decoder.invariant import InvariantModel, refuse_invariance
-from bulkrun.models.loading.loader import load_model
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
+from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 

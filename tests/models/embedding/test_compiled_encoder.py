@@ -19,6 +19,7 @@ from bulkrun.models.embedding.encoder_loader import load_encoder
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
@@ -41,7 +42,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Tex
     if not can_stack_encoder(dtype, 64, 128, 16):
         pytest.skip("this processor does not multiply bf16")
     config = EmbeddingConfig.from_dir(path).model
-    return load_encoder(path, config, dtype=dtype, device=CPU, load_format="auto", **settings)
+    return load_encoder(path, config, LoadOptions(dtype=dtype, device=CPU, **settings))
 
 
 def texts() -> list[list[int]]:

@@ -10,15 +10,16 @@ import torch
 
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.embedding.decoder_encoder import DecoderEncoder
-from bulkrun.models.embedding.embedder_loader import load_embedder
+from bulkrun.models.embedding.embedding_model_loader import load_embedding_model
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.kv_cache import KVCache
-from bulkrun.models.loading.loader import load_model
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import StackSizes, can_stack
 from bulkrun.settings import EmbeddingArgs, EngineArgs
+from tests.models.load import load_model
 from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE, edit_weights, save_tiny_model
 
@@ -32,7 +33,8 @@ def encoder(path: Path, block_size: int = 8) -> DecoderEncoder:
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> TextEncoder:
     config, args = EmbeddingConfig.from_dir(path), EmbeddingArgs(pooling="mean")
-    return load_embedder(path, config, args, EngineArgs(**settings), dtype=dtype, device=CPU).encoder
+    options = LoadOptions.of(EngineArgs(**settings), dtype, CPU)
+    return load_embedding_model(path, config, args, options, block_size=16).encoder
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from bulkrun.models.embedding import encoder_loader
 from bulkrun.models.embedding.own_products import OwnProduct, use_own_products
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
 from tests.models.tiny_encoders import save_tiny_encoder
@@ -47,9 +48,8 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: Path, quantization: Any = None) -> PaddedEncoder:
     config = EmbeddingConfig.from_dir(path).model
-    encoder = encoder_loader.load_encoder(
-        path, config, dtype=torch.float32, device=CPU, load_format="auto", quantization=quantization
-    )
+    options = LoadOptions(dtype=torch.float32, device=CPU, quantization=quantization)
+    encoder = encoder_loader.load_encoder(path, config, options)
     assert isinstance(encoder, PaddedEncoder)
     return encoder
 

@@ -21,6 +21,7 @@ from bulkrun.models.embedding.packed_transformer import ATTENTION_NAME, PackedTr
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.general.attention_interface import Asked
+from bulkrun.models.loading.load_options import LoadOptions
 from tests.models.tiny_encoders import ENCODERS, hidden_states, save_tiny_classifier, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE
 
@@ -40,7 +41,7 @@ def has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> TextEncoder:
     config = EmbeddingConfig.from_dir(path).model
-    return encoder_loader.load_encoder(path, config, dtype=dtype, device=CPU, load_format="auto", **settings)
+    return encoder_loader.load_encoder(path, config, LoadOptions(dtype=dtype, device=CPU, **settings))
 
 
 def texts(lens: tuple[int, ...] = LENS) -> list[list[int]]:

@@ -15,6 +15,8 @@ from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.embedding import encoder_loader
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import FREE_PADDING, MAX_PADDING, PaddedEncoder, similar_lengths
+from bulkrun.models.loading.load_options import LoadOptions
+from bulkrun.settings import LoadFormat
 from tests.models.tiny_encoders import ENCODERS, save_tiny_encoder
 from tests.models.tiny_models import edit_weights
 
@@ -25,11 +27,10 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(encoder_loader, compile_it, lambda *_: None)
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> PaddedEncoder:
+def load(path: Path, dtype: torch.dtype = torch.float32, load_format: LoadFormat = "auto") -> PaddedEncoder:
     config = EmbeddingConfig.from_dir(path).model
-    encoder = encoder_loader.load_encoder(
-        path, config, dtype=dtype, device=torch.device("cpu"), load_format=load_format
-    )  # fmt: skip
+    options = LoadOptions(dtype=dtype, device=torch.device("cpu"), load_format=load_format)
+    encoder = encoder_loader.load_encoder(path, config, options)
     assert isinstance(encoder, PaddedEncoder)
     return encoder
 

@@ -16,6 +16,7 @@ from bulkrun.models.files import read_ahead
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.files.weight_files import weight_files
+from tests.models.load import load_model
 from tests.models.tiny_models import save_tiny_model
 
 Make = Callable[..., Path]
@@ -125,5 +126,5 @@ def test_a_matrix_is_packed_before_the_last_file_is_read(tmp_path: Path, monkeyp
             yield one
 
     monkeypatch.setattr(loader, "read_tensors", watched)
-    loader.load_model(path, dtype=torch.float32, device="cpu")
+    load_model(path, dtype=torch.float32, device="cpu")
     assert "packed" in events[: events.index("read") + events.count("read") // 2]

@@ -18,7 +18,7 @@ from bulkrun.models.config.families import FAMILIES
 from bulkrun.models.config.general_config import TRIED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.general.general_model import GeneralModel
-from bulkrun.models.loading.loader import load_model
+from tests.models.load import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits
 from tests.models.tiny_models import (
     GENERAL_VARIANTS,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from bulkrun.errors import ModelError
 from bulkrun.models.config.adapter_fit import check_adapter
 from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.loader import load_model
+from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_adapters import QKV, save_adapter
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model

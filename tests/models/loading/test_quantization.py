@@ -16,10 +16,10 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.layers import Linear
 from bulkrun.models.decoder.quantized_layers import Fp8Linear
 from bulkrun.models.loading import quantization
-from bulkrun.models.loading.loader import load_model
 from bulkrun.models.loading.quantization import store_quantized
 from bulkrun.ops.fp8 import FP8
 from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
+from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 from tests.ops import int8_oracle
@@ -29,11 +29,13 @@ PEAK = """
 import sys, threading, torch
 from pathlib import Path
 from bulkrun.models.files import read_ahead
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.loader import load_model
 read_ahead.READ_AHEAD_BYTES = 2**24  # of a model for a test it would be most
 def load(path, quantization):
     quantization = None if quantization == "none" else quantization
-    return load_model(path, dtype=torch.bfloat16, device="cpu", quantization=quantization)
+    cpu = torch.device("cpu")
+    return load_model(path, LoadOptions(dtype=torch.bfloat16, device=cpu, quantization=quantization))
 def own_megabytes():  # without pages of the mapped file
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 2**10

@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bulkrun import ops
 from bulkrun.errors import ModelError
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.loading import loader, stored_quantized
-from bulkrun.models.loading.loader import load_model
 from bulkrun.models.loading.tensor_names import Target
+from bulkrun.ops.fp8_linear import quantize_rows
 from tests.engine.gpu_stand_in import gpu_stand_in
+from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import edit_names, edit_weights, save_tiny_model
 from tests.models.tiny_quantized import FORMATS, FP8, in_blocks, per_row, save_tiny_quantized
@@ -42,9 +44,13 @@ def as_bytes(weight: torch.Tensor) -> list[list[int]]:
 
 
 def weights_on_a_gpu(path: Path, *, has_fp8: bool = True, **options: Any) -> dict[str, torch.Tensor]:
-    """The weights of a model as they lie there, which on a CPU are packed."""
+    """The weights of a model as they lie there, which on a CPU are packed.
+
+    Rows are quantized by the reference: its kernel, a program for each row, would be interpreted for half a minute.
+    """
     generator = torch.Generator()  # the stand-in has none
     with gpu_stand_in(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "quantize_rows", quantize_rows)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0) if has_fp8 else (8, 6))
         patch.setattr(torch, "Generator", lambda device: generator)
         model = load(path, device="cuda", **options)

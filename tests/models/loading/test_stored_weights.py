@@ -16,7 +16,7 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading import stored_weights
-from bulkrun.models.loading.loader import load_model
+from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import VOCAB_SIZE, edit_names, edit_weights, make_tiny_model, save_tiny_model
 

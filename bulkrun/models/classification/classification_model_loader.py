@@ -1,4 +1,4 @@
-"""A model directory into a `Classifier`, through transformers: its transformer as for vectors, its head as it is."""
+"""A model directory into a `ClassificationModel`: its transformer as for vectors, its head as transformers has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from bulkrun.errors import ModelError
-from bulkrun.models.classification.classifier import Classifier
+from bulkrun.models.classification.classification_model import ClassificationModel
 from bulkrun.models.classification.decoder_classifier import load_decoder_classifier
 from bulkrun.models.classification.head import TransformersHead
 from bulkrun.models.config.classification_config import ClassificationConfig
@@ -17,52 +17,45 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.pooling import text_states
 from bulkrun.models.embedding.two_texts import two_texts
-from bulkrun.models.loading.adapter import Adapter
+from bulkrun.models.general.comparison import tolerance
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.quantization import refuse_quantization_on
-from bulkrun.settings import ClassificationArgs, EngineArgs, Pooling
+from bulkrun.settings import ClassificationArgs, Pooling
 
 _POOLINGS: tuple[Pooling, ...] = ("cls", "last", "mean")
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1  # of logits, as a share of the largest
 
 
-def load_classifier(
-    path: Path,
-    config: ClassificationConfig,
-    args: ClassificationArgs,
-    engine: EngineArgs,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Classifier:
+def load_classification_model(
+    path: Path, config: ClassificationConfig, args: ClassificationArgs, options: LoadOptions, *, block_size: int
+) -> ClassificationModel:
     """Load the model of a directory; which state of a text its head reads is found out with two texts.
 
-    `config`: of the same directory. Of `engine` the keys that say how weights are loaded and computed with. Raises
-    ModelError for weights that cannot be used or are missing, for a model whose head reads something else, and where
-    nothing says how numbers become scores; UsageError for settings that this model or device cannot have.
+    `config`: of the same directory. `block_size`: tokens, of a decoder's cache of one step. Raises ModelError for
+    weights that cannot be used or are missing, for a model whose head reads something else, and where nothing says how
+    numbers become scores; UsageError for settings that this model or device cannot have.
     """
-    if engine.quantization is not None:
-        refuse_quantization_on(device, engine.quantization)
+    if options.quantization is not None:
+        refuse_quantization_on(options.device, options.quantization)
     activation = config.activation_of(args)
-    adapter = Adapter.of(engine.adapter)
-    own = load_decoder_classifier(path, config, activation, engine, adapter, dtype=dtype, device=device)
+    own = load_decoder_classifier(path, config, activation, options, block_size)
     if own is not None:
         return own
-    files = refuse_unfit(path, engine.load_format, dtype, device)
-    with errors_named(f"{path}: {config.model.architecture} is not supported", device):
+    refuse_unfit(path, options)
+    with errors_named(f"{path}: {config.model.architecture} is not supported", options.device):
         model = load_transformer(
-            AutoModelForSequenceClassification, path, dtype, device,
-            is_stored=bool(files), adapter=adapter, may_miss=lambda _: False, num_labels=len(config.labels),
+            AutoModelForSequenceClassification, path, options,
+            may_miss=lambda _: False, num_labels=len(config.labels),
         )  # fmt: skip
         padded = PaddedEncoder(model.base_model, config.model, args.pair_separator)
         head, pooling = _head_of(model, padded, len(config.labels))
-        encoder = fast_encoder(padded, engine.quantization, deterministic=engine.deterministic)
-    return Classifier(
+        encoder = fast_encoder(padded, options.quantization, deterministic=options.deterministic)
+    return ClassificationModel(
         encoder,
         head,
         pooling=pooling,
         num_labels=len(config.labels),
         activation=activation,
-        row_by_row=engine.deterministic,
+        row_by_row=options.deterministic,
         padding_id=head.padding_id,
     )
 
@@ -94,13 +87,13 @@ def _logits(model: PreTrainedModel, padded: PaddedEncoder) -> torch.Tensor:
 
 @torch.inference_mode()
 def _pooling(padded: PaddedEncoder, head: TransformersHead, expected_2C: torch.Tensor) -> Pooling:
-    """The state of a text that gives the head's logits. Raises ModelError where none does."""
+    """The state of a text that gives the head's logits, but for a share of the largest. Raises ModelError for none."""
     off = {}
     for pooling in _POOLINGS:
         states_2E = text_states(padded, two_texts(padded), pooling, padding_id=head.padding_id)
         off[pooling] = float((head(states_2E) - expected_2C).abs().max() / expected_2C.abs().max())
     best = min(_POOLINGS, key=off.__getitem__)
-    if not off[best] < (_TOLERANCE if padded.dtype == torch.float32 else _HALF_TOLERANCE):
+    if not off[best] < tolerance(padded.dtype):
         raise ModelError(
             "its head reads neither the first nor the last token's state nor their mean: logits are off by "
             f"{off[best]:.1%}"

@@ -12,8 +12,8 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.settings import Pooling
 
 
-class Embedder:
-    """One model and the way from its hidden states to a vector."""
+class EmbeddingModel:
+    """An encoder and the way from its hidden states to a vector."""
 
     def __init__(
         self, encoder: TextEncoder, *, pooling: Pooling, dense: Sequence[Dense], dimensions: int, normalize: bool

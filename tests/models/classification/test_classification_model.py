@@ -11,10 +11,11 @@ import torch
 import transformers
 
 from bulkrun.errors import ModelError, UsageError
-from bulkrun.models.classification.classifier import Classifier
-from bulkrun.models.classification.classifier_loader import load_classifier
+from bulkrun.models.classification.classification_model import ClassificationModel
+from bulkrun.models.classification.classification_model_loader import load_classification_model
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.settings import ClassificationArgs, EngineArgs, ScoreActivation
 from tests.models.tiny_encoders import CLASSIFIERS, OWN_DECODERS, class_logits, save_tiny_classifier, save_tiny_encoder
@@ -27,10 +28,11 @@ LENS = (1, 1, 2, 17, 30, 96)
 
 def load(
     path: Path, activation: ScoreActivation | None = None, dtype: torch.dtype = torch.float32, **engine: Any
-) -> Classifier:
+) -> ClassificationModel:
     config = ClassificationConfig.from_dir(path)
     args = ClassificationArgs(activation=activation)
-    return load_classifier(path, config, args, EngineArgs(**engine), dtype=dtype, device=torch.device("cpu"))
+    options = LoadOptions.of(EngineArgs(**engine), dtype, torch.device("cpu"))
+    return load_classification_model(path, config, args, options, block_size=16)
 
 
 def texts() -> list[list[int]]:
@@ -186,7 +188,9 @@ def test_only_when_told_to_the_head_takes_one_text_on_one_thread(row_by_row: boo
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        made = Classifier(encoder, head, pooling="cls", num_labels=3, activation="none", row_by_row=row_by_row)(texts())
+        made = ClassificationModel(
+            encoder, head, pooling="cls", num_labels=3, activation="none", row_by_row=row_by_row
+        )(texts())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -20,8 +20,8 @@ _ACTIVATIONS: dict[ScoreActivation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Classifier:
-    """One model and the way from its hidden states to scores."""
+class ClassificationModel:
+    """An encoder and the way from its hidden states to scores."""
 
     def __init__(
         self,
