@@ -18,7 +18,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.loading.quantization import refuse_without_fp8
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,

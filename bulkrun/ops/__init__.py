@@ -1,29 +1,24 @@
 """Functions of tensors: each op's contract and pure-torch reference; kernels sit beside them. Knows no model.
 
-Callers import ops from here. Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs
-(`cpu/<op>.py`) runs is chosen here, by device; all have one signature.
+Callers import ops from here. References lie in rooms (attention, matmul, experts, sampling) or beside this file.
+Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs (`cpu/<op>.py`) runs is
+chosen here, by device; all have one signature.
 """
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.attention.invariant_attention import invariant_attention as _invariant_attention
+from bulkrun.ops.attention.invariant_attention import is_invariant_attention
+from bulkrun.ops.attention.metadata import AttentionMetadata
+from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as _norm_rotary_store
+from bulkrun.ops.attention.packed_attention import TextLens
+from bulkrun.ops.attention.packed_attention import packed_attention as _packed_attention
+from bulkrun.ops.attention.paged_attention import copy_kv, store_kv
+from bulkrun.ops.attention.paged_attention import paged_attention as _paged_attention
+from bulkrun.ops.attention.rotary import apply_rotary, rotary_cos_sin
 from bulkrun.ops.dispatch import by_device
-from bulkrun.ops.draw_tokens import draw_tokens as _draw_tokens
-from bulkrun.ops.expert_pairs import expert_by_expert, gated, of_expert
-from bulkrun.ops.four_bit_linear import four_bit_linear as _four_bit_linear
-from bulkrun.ops.fp8_linear import Fp8Weight
-from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
-from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
-from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
-from bulkrun.ops.greedy_tokens import greedy_tokens as _greedy_tokens
-from bulkrun.ops.grouped_experts import sum_by_token
-from bulkrun.ops.int8_linear import int8_linear as _int8_linear
-from bulkrun.ops.invariant_attention import invariant_attention as _invariant_attention
-from bulkrun.ops.invariant_attention import is_invariant_attention
-from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
-from bulkrun.ops.invariant_linear import is_invariant_linear, make_panels
-from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
-from bulkrun.ops.linear import linear, pack_linear_weight
-from bulkrun.ops.moe import (
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.expert_pairs import expert_by_expert, gated, of_expert
+from bulkrun.ops.experts.grouped_experts import sum_by_token
+from bulkrun.ops.experts.moe import (
     ExpertWeights,
     are_packed,
     four_bit_experts,
@@ -33,28 +28,34 @@ from bulkrun.ops.moe import (
     route_top_k,
     waits_for_gpu,
 )
-from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
-from bulkrun.ops.packed_attention import TextLens
-from bulkrun.ops.packed_attention import packed_attention as _packed_attention
-from bulkrun.ops.paged_attention import copy_kv, store_kv
-from bulkrun.ops.paged_attention import paged_attention as _paged_attention
+from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
+from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
+from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as _four_bit_linear
+from bulkrun.ops.matmul.fp8_linear import Fp8Weight
+from bulkrun.ops.matmul.fp8_linear import fp8_linear as _fp8_linear
+from bulkrun.ops.matmul.fp8_linear import quantize_rows as _quantize_rows
+from bulkrun.ops.matmul.int8_linear import int8_linear as _int8_linear
+from bulkrun.ops.matmul.invariant_linear import invariant_linear as _invariant_linear
+from bulkrun.ops.matmul.invariant_linear import is_invariant_linear, make_panels
+from bulkrun.ops.matmul.linear import linear, pack_linear_weight
 from bulkrun.ops.rms_norm import add_rms_norm as _add_rms_norm
 from bulkrun.ops.rms_norm import rms_norm as _rms_norm
-from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
-from bulkrun.ops.sampling import (
+from bulkrun.ops.sampling.draw_tokens import draw_tokens as _draw_tokens
+from bulkrun.ops.sampling.greedy_tokens import greedy_tokens as _greedy_tokens
+from bulkrun.ops.sampling.sampling import (
     apply_min_p,
     apply_temperature,
     apply_top_k_top_p,
     gumbel_noise,
     sample,
 )
-from bulkrun.ops.shape_logits import apply_penalties as _apply_penalties
-from bulkrun.ops.shape_logits import apply_token_masks as _apply_token_masks
+from bulkrun.ops.sampling.shape_logits import apply_penalties as _apply_penalties
+from bulkrun.ops.sampling.shape_logits import apply_token_masks as _apply_token_masks
+from bulkrun.ops.sampling.token_logprobs import token_logprobs as _token_logprobs
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 from bulkrun.ops.step_inputs import StepBuffers
 from bulkrun.ops.step_inputs import append_tokens as _append_tokens
 from bulkrun.ops.step_inputs import step_inputs as _step_inputs
-from bulkrun.ops.token_logprobs import token_logprobs as _token_logprobs
 
 add_layer_norm = by_device(_add_layer_norm)
 add_rms_norm = by_device(_add_rms_norm)

@@ -32,7 +32,7 @@ def uses_compiled(tensor: torch.Tensor) -> bool:
 
 
 def by_device(reference: Callable[P, R], *, has_triton: bool = True) -> Callable[P, R]:
-    """The op whose reference is `bulkrun.ops.X.f`, and its twins of the same signature.
+    """The op whose reference is a function f of a module X below `bulkrun.ops`, and its twins of the same signature.
 
     They are `bulkrun.ops.triton.X.f`, unless a GPU has no use for one, and, where there is one, `bulkrun.ops.cpu.X.f`.
     The first positional argument is the tensor that decides.
@@ -61,13 +61,18 @@ def twin(module: str, name: str) -> Callable[..., Any]:
 
 def triton_module(reference: Callable[..., object]) -> str:
     """Where the twin of a reference lives."""
-    return reference.__module__.replace("bulkrun.ops.", "bulkrun.ops.triton.")
+    return f"bulkrun.ops.triton.{_name(reference)}"
 
 
 def cpu_module(reference: Callable[..., object]) -> str | None:
     """Where the compiled twin of a reference lives; None: it has none."""
-    module = reference.__module__.replace("bulkrun.ops.", "bulkrun.ops.cpu.")
-    return module if (Path(__file__).parent / "cpu" / f"{module.rsplit('.')[-1]}.py").is_file() else None
+    name = _name(reference)
+    return f"bulkrun.ops.cpu.{name}" if (Path(__file__).parent / "cpu" / f"{name}.py").is_file() else None
+
+
+def _name(reference: Callable[..., object]) -> str:
+    """The name of a reference's module, whatever its room is, which its twins' modules have too."""
+    return reference.__module__.rsplit(".", 1)[-1]
 
 
 @cache

@@ -34,12 +34,12 @@ from bulkrun.models.kv_cache import KVCache  # noqa: E402
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_  # noqa: E402
 from bulkrun.ops.cpu.int8_linear import pack_int8_  # noqa: E402
 from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
-from bulkrun.ops.four_bit_linear import with_int8  # noqa: E402
-from bulkrun.ops.four_bit_weight import FourBitWeight, unpack  # noqa: E402
-from bulkrun.ops.fp8 import FP8  # noqa: E402
-from bulkrun.ops.int8_linear import Int8Weight, quantize_int8  # noqa: E402
-from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402
-from bulkrun.ops.token_logprobs import token_logprobs  # noqa: E402
+from bulkrun.ops.matmul.four_bit_linear import with_int8  # noqa: E402
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight, unpack  # noqa: E402
+from bulkrun.ops.matmul.fp8 import FP8  # noqa: E402
+from bulkrun.ops.matmul.int8_linear import Int8Weight, quantize_int8  # noqa: E402
+from bulkrun.ops.matmul.linear import linear, pack_for_onednn  # noqa: E402
+from bulkrun.ops.sampling.token_logprobs import token_logprobs  # noqa: E402
 from tests.benchmarks.machine import commit, machine, record  # noqa: E402
 from tests.models.paged_driver import make_metadata  # noqa: E402
 

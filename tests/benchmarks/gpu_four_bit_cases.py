@@ -16,9 +16,9 @@ import torch
 
 from bulkrun import ops
 from bulkrun.launch.bench.op_costs import experts_cost
-from bulkrun.ops.four_bit_experts import four_bit_experts
-from bulkrun.ops.four_bit_linear import four_bit_linear
-from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
+from bulkrun.ops.experts.four_bit_experts import four_bit_experts
+from bulkrun.ops.matmul.four_bit_linear import four_bit_linear
+from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
 from tests.benchmarks.gpu_case import BYTES, Case, Sizes
 
 _CODE_BYTES = 0.5

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul.fp8 import FP8
 from tests.benchmarks.gpu_case import BYTES, TINY, Case, Sizes
 from tests.benchmarks.gpu_encoder_cases import encoder_cases
 from tests.benchmarks.gpu_expert_cases import expert_cases

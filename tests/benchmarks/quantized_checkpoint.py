@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from bulkrun.ops.int8_linear import quantize_int8
+from bulkrun.ops.matmul.int8_linear import quantize_int8
 from tests.benchmarks.cpu_peers.environments import GROUP_SIZE
 
 _CODES = 8  # to a word

@@ -13,9 +13,9 @@ from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
-from bulkrun.ops import fp8
 from bulkrun.ops.cpu.library import compiled_ops
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul import fp8
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import EngineArgs
 from tests.engine.conftest import EngineFactory, expect_short_outputs, run

@@ -17,7 +17,7 @@ from bulkrun import ops
 from bulkrun.engine.step import shared_prefixes
 from bulkrun.engine.step.cuda_graphs import StepGraphs
 from bulkrun.engine.step.step_shape import StepShape
-from bulkrun.ops.fp8_linear import quantize_rows
+from bulkrun.ops.matmul.fp8_linear import quantize_rows
 from bulkrun.ops.triton import fp8_experts, fp8_linear, partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run

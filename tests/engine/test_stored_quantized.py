@@ -13,7 +13,7 @@ from torch import nn
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from bulkrun.ops.fp8_linear import quantize_rows
+from bulkrun.ops.matmul.fp8_linear import quantize_rows
 from bulkrun.ops.triton import fp8_experts
 from bulkrun.request import Request, SamplingParams
 from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from bulkrun.ops.attention_metadata import PREFIX_UNIT, SharedPrefixes
+from bulkrun.ops.attention.metadata import PREFIX_UNIT, SharedPrefixes
 
 
 def prefixes_of(

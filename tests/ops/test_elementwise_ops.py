@@ -9,7 +9,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from bulkrun import ops
-from bulkrun.ops.linear import can_pack_bfloat16, is_packed
+from bulkrun.ops.matmul.linear import can_pack_bfloat16, is_packed
 
 pytestmark = pytest.mark.usefixtures("cpu_ops")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -18,7 +18,7 @@ from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.sequence_rows import SequenceRows, ragged
 from bulkrun.engine.step.step_shape import StepShape
 from bulkrun.ops import AttentionMetadata, StepBuffers
-from bulkrun.ops.attention_metadata import SharedPrefixes
+from bulkrun.ops.attention.metadata import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)

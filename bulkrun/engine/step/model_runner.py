@@ -28,7 +28,7 @@ from bulkrun.engine.step.token_masks import PendingMasks
 from bulkrun.errors import first_line
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.ops.attention_metadata import TILE_ROWS
+from bulkrun.ops.attention.metadata import TILE_ROWS
 
 
 class StepLogits(NamedTuple):

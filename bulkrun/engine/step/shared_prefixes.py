@@ -23,7 +23,7 @@ import torch
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.staging import HostStaging
-from bulkrun.ops.attention_metadata import PREFIX_UNIT, SharedPrefixes
+from bulkrun.ops.attention.metadata import PREFIX_UNIT, SharedPrefixes
 
 MIN_GROUP_SIZE = 4
 MIN_PREFIX_LEN = 256  # tokens

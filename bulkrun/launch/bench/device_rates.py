@@ -15,7 +15,7 @@ from bulkrun.launch.bench.ceilings import DeviceRates
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.ops import fp8_linear, int8_linear, linear, pack_linear_weight, quantize_rows
 from bulkrun.ops.cpu.int8_linear import pack_int8_
-from bulkrun.ops.int8_linear import Int8Weight, quantize_int8
+from bulkrun.ops.matmul.int8_linear import Int8Weight, quantize_int8
 
 _BEST_OF = 5
 _ROUND_S = 0.05  # long enough that starting the clock does not count

@@ -23,7 +23,7 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.ops.dispatch import uses_triton
-from bulkrun.ops.weight_kinds import numbers_per_item, values_of
+from bulkrun.ops.matmul.weight_kinds import numbers_per_item, values_of
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments

@@ -31,7 +31,7 @@ from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import is_cache_dtype
 from bulkrun.ops.cpu.layer_stack import LayerStack
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
-from bulkrun.ops.invariant_linear import TILE_ROWS
+from bulkrun.ops.matmul.invariant_linear import TILE_ROWS
 from bulkrun.ops.tile_workers import TileWorkers
 
 

@@ -10,11 +10,11 @@ from bulkrun.models.config.four_bits import FourBitScheme
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import pack_int8_
-from bulkrun.ops.four_bit_linear import with_int8
-from bulkrun.ops.four_bit_weight import FourBitWeight, in_bits
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.int8_linear import Int8Weight
-from bulkrun.ops.unpack_codes import CODES_PER_BYTE
+from bulkrun.ops.matmul.four_bit_linear import with_int8
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight, in_bits
+from bulkrun.ops.matmul.fp8 import FP8
+from bulkrun.ops.matmul.int8_linear import Int8Weight
+from bulkrun.ops.matmul.unpack_codes import CODES_PER_BYTE
 
 
 class QuantizedLinear(nn.Module):

@@ -19,7 +19,7 @@ from bulkrun.models.embedding.two_texts import hidden_states
 from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.loading.quantization import store_quantized, warn_of_slow_products
 from bulkrun.ops.cpu.stack_memory import Matrix
-from bulkrun.ops.linear import is_packed, pack_linear_weight
+from bulkrun.ops.matmul.linear import is_packed, pack_linear_weight
 from bulkrun.settings import Quantization
 
 Product = Linear | Fp8Linear | Int8Linear

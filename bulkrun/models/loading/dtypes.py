@@ -7,7 +7,7 @@ import logging
 import torch
 
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.ops.linear import can_pack_bfloat16
+from bulkrun.ops.matmul.linear import can_pack_bfloat16
 from bulkrun.settings import Dtype
 
 

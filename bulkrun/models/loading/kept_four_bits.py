@@ -22,7 +22,7 @@ from bulkrun.models.loading.any_weights import AnyScale
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.packed_weights import PackedScale
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
-from bulkrun.ops.unpack_codes import CODES_PER_BYTE
+from bulkrun.ops.matmul.unpack_codes import CODES_PER_BYTE
 
 
 def four_bits_to_keep(stored: Quantized | None, scales: Mapping[str, AnyScale]) -> FourBitScheme | None:

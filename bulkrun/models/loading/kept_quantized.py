@@ -16,7 +16,7 @@ from bulkrun.models.config.stored_quantization import StoredQuantization
 from bulkrun.models.loading.any_weights import AnyWeights
 from bulkrun.models.loading.tensor_names import expert_modules
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from bulkrun.ops.fp8 import can_multiply_fp8
+from bulkrun.ops.matmul.fp8 import can_multiply_fp8
 from bulkrun.settings import Quantization
 
 # each projection's parts in a checkpoint: those that are fused here, and what has them fused already

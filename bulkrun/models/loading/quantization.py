@@ -3,7 +3,7 @@
 Quantized are the projections of attention, MLP and experts, where nearly all weights of a model are; embedding, norms,
 routers and lm_head keep the model's dtype, as in vLLM. Each matrix is quantized when its tensor is read, so loading
 never holds more than the quantized model, one tensor and what is read ahead. Knows no files and no product
-(`bulkrun.ops.fp8_linear`, `bulkrun.ops.int8_linear`).
+(`bulkrun.ops.matmul.fp8_linear`, `bulkrun.ops.matmul.int8_linear`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bulkrun.models.decoder.quantized_layers import (
     QuantizedLinear,
 )
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
-from bulkrun.ops.fp8 import MIN_CAPABILITY, can_multiply_fp8
-from bulkrun.ops.int8_linear import quantize_int8
+from bulkrun.ops.matmul.fp8 import MIN_CAPABILITY, can_multiply_fp8
+from bulkrun.ops.matmul.int8_linear import quantize_int8
 from bulkrun.settings import Quantization
 
 _LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {

@@ -21,7 +21,7 @@ from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.quantization import store_quantized
 from bulkrun.models.loading.tensor_names import Target
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.settings import Quantization
 
 _DTYPES: Mapping[Quantization, torch.dtype] = {"fp8": FP8, "int8": torch.int8}

@@ -1,5 +1,5 @@
 // A token of each row: the likeliest, or one drawn from what temperature, min_p, top_k and top_p leave.
-// Contract: bulkrun/ops/draw_tokens.py; the noise is that of bulkrun/ops/sampling.py.
+// Contract: ops/sampling/draw_tokens.py; the noise is that of ops/sampling/sampling.py.
 //
 // Nothing as long as the vocabulary is written, and nothing is sorted. Noise has two logarithms, but is never above
 // -log(u): only tokens that could win by that bound get theirs. What filters may leave is collected first.

@@ -1,4 +1,4 @@
-"""Drawing tokens, compiled: logits are read in the dtype they come in. Contract: `bulkrun.ops.draw_tokens`."""
+"""Drawing tokens, compiled: logits are read in the dtype they come in. Contract: `ops.sampling.draw_tokens`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.library import c_function
-from bulkrun.ops.draw_tokens import draw_tokens as reference
+from bulkrun.ops.sampling.draw_tokens import draw_tokens as reference
 
 
 def draw_tokens(

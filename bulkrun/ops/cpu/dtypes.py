@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul.fp8 import FP8
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SUFFIXES = {

@@ -1,4 +1,4 @@
-"""Every layer of an encoder over a step's texts in one compiled call. Contract: `bulkrun.ops.encoder_layers`.
+"""Every layer of an encoder over a step's texts in one compiled call. Contract: `ops.encoder_layers`.
 
 Keys and values go through a paged cache of one step, as decoders' do, for one layer at a time. A row's bits depend on
 its own text alone, whatever else is in the step.
@@ -13,7 +13,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 import torch.nn.functional as F
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE

@@ -1,4 +1,4 @@
-"""Products with weights of four bits in panels, compiled for processors with AVX-512. Contract: `ops.four_bit_linear`.
+"""Products with weights of four bits in panels, compiled for AVX-512. Contract: `ops.matmul.four_bit_linear`.
 
 The panels are those of `panel_linear`, with eight codes in 32 bits. A panel is unpacked to the words that are
 multiplied, float32, bf16 or int8, by the thread that multiplies it, just before: memory gives four bits, and a result
@@ -12,8 +12,8 @@ import torch
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, multiply_int8_panels
 from bulkrun.ops.cpu.panel_linear import PANEL, compiles_panels, multiply_panels, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import panel_matrix
-from bulkrun.ops.four_bit_linear import four_bit_linear as reference
-from bulkrun.ops.four_bit_weight import FourBitWeight
+from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as reference
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight
 
 _CODES = 8  # in 32 bits
 _PLAIN_NDIM = 2
@@ -43,7 +43,7 @@ def pack_four_bits_(weight: FourBitWeight) -> FourBitWeight:
 
 
 def four_bit_linear(x: torch.Tensor, weight: FourBitWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """See `bulkrun.ops.four_bit_linear.four_bit_linear`; weight: in panels too."""
+    """See `bulkrun.ops.matmul.four_bit_linear.four_bit_linear`; weight: in panels too."""
     if weight.codes.ndim == _PLAIN_NDIM:
         return reference(x, weight, bias)
     multiply = multiply_panels if weight.int8 is None else multiply_int8_panels

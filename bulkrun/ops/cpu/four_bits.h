@@ -1,4 +1,4 @@
-// A panel of codes of four bits, unpacked into the words that are multiplied. Contract: bulkrun/ops/four_bit_linear.py.
+// A panel of codes of four bits, unpacked into the words that are multiplied. Contract: ops/matmul/four_bit_linear.py.
 // Knows no product.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Experts of a mixture over the tokens they got, in one parallel region. Contract: bulkrun/ops/moe.py.
+// Experts of a mixture over the tokens they got, in one parallel region. Contract: ops/experts/moe.py.
 //
 // A token's row stands once for each of its experts, expert by expert. Work is cut into items, rows of one expert by
 // columns of its weight, that threads take in turn: few tokens keep all threads busy, and many do too where one expert

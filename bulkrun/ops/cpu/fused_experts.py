@@ -1,4 +1,4 @@
-"""Experts whose weights are in panels, compiled for processors with AVX-512. Contract: `bulkrun.ops.moe`.
+"""Experts whose weights are in panels, compiled for processors with AVX-512. Contract: `ops.experts.moe`.
 
 The panels are those of `panel_linear` and `int8_linear`: each expert's part of a weight is read from end to end by one
 thread or shared out by columns. A token's bits depend on that token alone, on any number of threads.
@@ -13,16 +13,16 @@ from functools import cache
 
 import torch
 
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.four_bit_weight import FourBitWeight
-from bulkrun.ops.int8_linear import Int8Weight
-from bulkrun.ops.weight_kinds import values_of
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight
+from bulkrun.ops.matmul.int8_linear import Int8Weight
+from bulkrun.ops.matmul.weight_kinds import values_of
 
 _ROWS = 16  # of a tile: each expert's rows begin at a multiple
 _POINTERS = ("x", "weights", "ids", "gathered", "gated", "rows", "bytes", "row_scales", "out")

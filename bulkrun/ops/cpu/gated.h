@@ -10,7 +10,7 @@ struct GateTimesUp {
     f32x16 operator()(f32x16 gate, f32x16 up) const { return rounded<T>(Gate()(gate)) * up; }
 };
 
-// gpt-oss's: see bulkrun/ops/clamped_swiglu.py.
+// gpt-oss's: see bulkrun/ops/experts/clamped_swiglu.py.
 template <class T>
 struct ClampedSwiglu {
     float alpha, limit;

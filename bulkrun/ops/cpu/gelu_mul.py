@@ -1,4 +1,4 @@
-"""The gated activation of the Gemma family's MLP, compiled. Contract: `bulkrun.ops.gelu_mul`."""
+"""The gated activation of the Gemma family's MLP, compiled. Contract: `ops.gelu_mul`."""
 
 from __future__ import annotations
 

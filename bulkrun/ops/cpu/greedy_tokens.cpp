@@ -1,4 +1,4 @@
-// The largest number of each row and where it stands first. Contract: bulkrun/ops/greedy_tokens.py.
+// The largest number of each row and where it stands first. Contract: ops/sampling/greedy_tokens.py.
 
 #include "logits.h"
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens, compiled: numbers are read in the dtype they come in. Contract: `bulkrun.ops.greedy_tokens`."""
+"""The likeliest tokens, compiled: logits are read in their own dtype. Contract: `ops.sampling.greedy_tokens`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.library import c_function
-from bulkrun.ops.greedy_tokens import greedy_tokens as reference
+from bulkrun.ops.sampling.greedy_tokens import greedy_tokens as reference
 
 
 def greedy_tokens(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Products with int8 weights in panels, compiled for processors with AVX-512 VNNI. Contract: `bulkrun.ops.int8_linear`.
+"""Products with int8 weights in panels, compiled for processors with AVX-512 VNNI. Contract: `ops.matmul.int8_linear`.
 
 The panels are those of `panel_linear` with four numbers to a word, which the layer stack reads too.
 """
@@ -17,8 +17,8 @@ from bulkrun.ops.cpu.library import library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import Matrix, panel_matrix
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.int8_linear import ZERO, Int8Weight
-from bulkrun.ops.int8_linear import int8_linear as reference
+from bulkrun.ops.matmul.int8_linear import ZERO, Int8Weight
+from bulkrun.ops.matmul.int8_linear import int8_linear as reference
 
 ROW_MULTIPLE = 64  # of a row's numbers, which are bytes: whole loads of a tile unit (AMX)
 _ROWS = 16  # of a tile
@@ -43,7 +43,7 @@ def pack_int8_(weight: Int8Weight) -> Int8Weight:
 
 
 def int8_linear(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """See `bulkrun.ops.int8_linear.int8_linear`; weight: plain too."""
+    """See `bulkrun.ops.matmul.int8_linear.int8_linear`; weight: plain too."""
     if weight.zeros is None:
         return reference(x, weight, bias)
     if name(x.dtype) is None:

@@ -1,5 +1,5 @@
 // Numbers as bytes, four to a word. Their products are summed in int32, exactly, so the order of a sum does not matter.
-// Contract: bulkrun/ops/int8_linear.py. Knows no threads.
+// Contract: ops/matmul/int8_linear.py. Knows no threads.
 #pragma once
 
 #include "matrix.h"

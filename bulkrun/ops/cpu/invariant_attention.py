@@ -1,4 +1,4 @@
-"""Attention with the same bits for a query however it comes, compiled. Contract: `bulkrun.ops.invariant_attention`.
+"""Attention with the same bits for a query however it comes, compiled. Contract: `ops.attention.invariant_attention`.
 
 The compiled `paged_attention` is that already: its tiles of keys lie at fixed positions, every sum goes in order
 whatever the number of rows, and one thread computes a row. Its threads take whole rows, so all of them may work.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.invariant_attention import invariant_attention as reference
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import paged_attention as compiled
-from bulkrun.ops.invariant_attention import invariant_attention as reference
 from bulkrun.ops.tile_workers import TileWorkers
 
 

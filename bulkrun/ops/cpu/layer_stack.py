@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import torch
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import PAD, Matrix, StackMemory, padded, set_kept, set_step
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.weight_kinds import values_of
+from bulkrun.ops.matmul.fp8 import FP8
+from bulkrun.ops.matmul.weight_kinds import values_of
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of layer_stack.cpp
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them

@@ -1,4 +1,4 @@
-// QK-norm, rotary embedding and KV write as an op. Contract: bulkrun/ops/norm_rotary_store.py.
+// QK-norm, rotary embedding and KV write as an op. Contract: ops/attention/norm_rotary_store.py.
 
 #include "norm_rotary_store.h"
 

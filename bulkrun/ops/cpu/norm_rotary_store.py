@@ -1,4 +1,4 @@
-"""QK-norm, rotary embedding and KV write, compiled: one pass. Contract: `bulkrun.ops.norm_rotary_store`."""
+"""QK-norm, rotary embedding and KV write, compiled: one pass. Contract: `ops.attention.norm_rotary_store`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 
 import torch
 
+from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
+from bulkrun.ops.matmul.fp8 import FP8
 
 
 class _Projection(ctypes.Structure):

@@ -1,4 +1,4 @@
-// Attention over the paged KV cache as an op. Contract: bulkrun/ops/paged_attention.py.
+// Attention over the paged KV cache as an op. Contract: ops/attention/paged_attention.py.
 
 #include "attention_items.h"
 #include "struct_layout.h"

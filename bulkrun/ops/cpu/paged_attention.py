@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, compiled: blocks are read in place. Contract: `bulkrun.ops.paged_attention`."""
+"""Attention over a paged KV cache, compiled: blocks are read in place. Contract: `ops.attention.paged_attention`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cache
 
 import torch
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
+from bulkrun.ops.attention.paged_attention import paged_attention as reference
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, name
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.paged_attention import paged_attention as reference
+from bulkrun.ops.matmul.fp8 import FP8
 
 _POINTERS = (
     "q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q", "sinks", "distance_bias",

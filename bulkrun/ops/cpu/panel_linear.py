@@ -1,4 +1,4 @@
-"""Products with weights in panels, compiled for processors with AVX-512. Contract: `bulkrun.ops.linear`.
+"""Products with weights in panels, compiled for processors with AVX-512. Contract: `ops.matmul.linear`.
 
 One layout serves steps of any width, and the layer stack reads the same one. From memory it is read as fast as memory
 gives it; beside the products of torch's libraries, see tests/benchmarks/LOG.md. A row's bits depend on that row and the

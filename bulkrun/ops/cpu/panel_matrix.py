@@ -7,9 +7,9 @@ from ctypes import c_int64, c_void_p
 
 import torch
 
-from bulkrun.ops.four_bit_weight import FourBitWeight
-from bulkrun.ops.int8_linear import Int8Weight
-from bulkrun.ops.weight_kinds import numbers_per_item, values_of
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight
+from bulkrun.ops.matmul.int8_linear import Int8Weight
+from bulkrun.ops.matmul.weight_kinds import numbers_per_item, values_of
 
 PanelWeight = torch.Tensor | Int8Weight | FourBitWeight  # in panels
 

@@ -1,4 +1,4 @@
-"""Root-mean-square norms, compiled. Contract: `bulkrun.ops.rms_norm`."""
+"""Root-mean-square norms, compiled. Contract: `ops.rms_norm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Norms and gated activations: one pass over rows that lie one after another. Contracts: bulkrun/ops/rms_norm.py,
+// Norms and gated activations: one pass over rows that lie one after another. Contracts: ops/rms_norm.py,
 // silu_mul.py, gelu_mul.py.
 
 #include "row_ops.h"

@@ -1,4 +1,4 @@
-// Masks of allowed tokens and penalties for repetition, in place. Contract: bulkrun/ops/shape_logits.py.
+// Masks of allowed tokens and penalties for repetition, in place. Contract: ops/sampling/shape_logits.py.
 
 #include <vector>
 

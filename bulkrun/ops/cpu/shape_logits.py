@@ -1,4 +1,4 @@
-"""Masks and penalties, compiled: only the logits that change are touched. Contract: `bulkrun.ops.shape_logits`."""
+"""Masks and penalties, compiled: only the logits that change are touched. Contract: `ops.sampling.shape_logits`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import cache
 
 import torch
 
-from bulkrun.ops import shape_logits as reference
 from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.sampling import shape_logits as reference
 
 
 def apply_token_masks(logits_SV: torch.Tensor, mask_CW: torch.Tensor, row_C: torch.Tensor) -> None:

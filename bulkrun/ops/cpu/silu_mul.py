@@ -1,4 +1,4 @@
-"""The gated activation of the Llama family's MLP, compiled. Contract: `bulkrun.ops.silu_mul`."""
+"""The gated activation of the Llama family's MLP, compiled. Contract: `ops.silu_mul`."""
 
 from __future__ import annotations
 

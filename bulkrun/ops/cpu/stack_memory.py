@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 from bulkrun.ops.cpu.panel_matrix import PanelWeight

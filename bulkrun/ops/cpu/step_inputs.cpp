@@ -1,4 +1,4 @@
-// What every token of a step is, from the rows of its sequences, and what it adds to them. Contract: bulkrun/ops/step_inputs.py.
+// What every token of a step is, from the rows of its sequences, and what it adds to them. Contract: ops/step_inputs.py.
 
 #include "struct_layout.h"
 

@@ -1,4 +1,4 @@
-"""Step preparation in one pass, compiled, and what a step appends. Contract: `bulkrun.ops.step_inputs`."""
+"""Step preparation in one pass, compiled, and what a step appends. Contract: `ops.step_inputs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Log-probabilities of a token of each row and of its likeliest ones. Contract: bulkrun/ops/token_logprobs.py.
+// Log-probabilities of a token of each row and of its likeliest ones. Contract: ops/sampling/token_logprobs.py.
 //
 // Nothing as long as the vocabulary is written, and nothing is sorted but the few that may be among the likeliest.
 

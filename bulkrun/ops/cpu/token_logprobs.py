@@ -1,4 +1,4 @@
-"""Log-probabilities, compiled: logits are read in the dtype they come in. Contract: `bulkrun.ops.token_logprobs`."""
+"""Log-probabilities, compiled: logits are read in the dtype they come in. Contract: `ops.sampling.token_logprobs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.library import c_function
-from bulkrun.ops.token_logprobs import token_logprobs as reference
+from bulkrun.ops.sampling.token_logprobs import token_logprobs as reference
 
 
 def token_logprobs(

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import TILE_ROWS
+from bulkrun.ops.attention.metadata import TILE_ROWS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.triton.silu_mul import gated_mul
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.expert_pairs import ExpertPairs, gated
-from bulkrun.ops.four_bit_experts import four_bit_experts as reference
-from bulkrun.ops.four_bit_weight import FourBitWeight
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.expert_pairs import ExpertPairs, gated
+from bulkrun.ops.experts.four_bit_experts import four_bit_experts as reference
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight
 from bulkrun.ops.triton.expert_pairs import sum_by_token
 from bulkrun.ops.triton.four_bit_product import ExpertRows, multiply
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.four_bit_linear import four_bit_linear as reference
-from bulkrun.ops.four_bit_weight import FourBitWeight
+from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as reference
+from bulkrun.ops.matmul.four_bit_weight import FourBitWeight
 from bulkrun.ops.triton.four_bit_product import multiply
 
 # Unpacking in registers is done anew for every 128 rows; before the product it writes and reads the numbers once. By

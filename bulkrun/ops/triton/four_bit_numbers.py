@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.four_bit_weight import SHIFTED_SCALES
+from bulkrun.ops.matmul.four_bit_weight import SHIFTED_SCALES
 
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
 _MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones

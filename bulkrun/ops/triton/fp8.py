@@ -1,11 +1,11 @@
-"""Conversion to the dtype of a cache or an output inside a kernel: what `bulkrun.ops.fp8.to_fp8` does to a tensor."""
+"""Conversion to the dtype of a cache or an output inside a kernel: what `ops.matmul.fp8.to_fp8` does to a tensor."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from bulkrun.ops.fp8 import FP8_MAX
+from bulkrun.ops.matmul.fp8 import FP8_MAX
 
 _FP8_MAX = tl.constexpr(FP8_MAX)
 

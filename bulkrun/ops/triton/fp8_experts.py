@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.expert_pairs import ExpertPairs, gated
-from bulkrun.ops.fp8_linear import Fp8Weight
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.expert_pairs import ExpertPairs, gated
+from bulkrun.ops.matmul.fp8_linear import Fp8Weight
 from bulkrun.ops.triton.expert_pairs import sum_by_token
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
 from bulkrun.ops.triton.fp8_linear import quantize_rows

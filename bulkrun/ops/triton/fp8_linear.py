@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.fp8 import FP8, FP8_MAX
-from bulkrun.ops.fp8_linear import fp8_linear as reference
+from bulkrun.ops.matmul.fp8 import FP8, FP8_MAX
+from bulkrun.ops.matmul.fp8_linear import fp8_linear as reference
 from bulkrun.ops.triton.fp8 import to_dtype
 
 _MULTIPLE = 16  # sides of a weight that torch's product takes

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.tile_workers import TileWorkers
 from bulkrun.ops.triton.prefill_attention import prefill_attention
 

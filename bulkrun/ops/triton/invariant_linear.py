@@ -1,4 +1,4 @@
-"""Products with weights in Triton, for any number of rows in one way: the contract of `bulkrun.ops.invariant_linear`.
+"""Products with weights in Triton, for any number of rows in one way: the contract of `ops.matmul.invariant_linear`.
 
 A program takes BLOCK_M rows and BLOCK_N outputs and sums over the inputs from the first to the last in steps of
 BLOCK_K, in float32. The sizes of a tile depend on the weight's shape alone and no sum is split among programs, so a

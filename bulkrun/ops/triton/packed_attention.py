@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import TILE_ROWS
-from bulkrun.ops.packed_attention import TextLens
+from bulkrun.ops.attention.metadata import TILE_ROWS
+from bulkrun.ops.attention.packed_attention import TextLens
 from bulkrun.ops.triton.attention_tile import (
     LOG2_E,
     find_owner,

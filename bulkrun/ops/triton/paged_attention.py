@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache in Triton: the contract of `bulkrun.ops.paged_attention`, prefill and decode apart.
+"""Attention over a paged KV cache in Triton: the contract of `ops.attention.paged_attention`, prefill and decode apart.
 
 One kernel per problem: a kernel that branches between the two pipelines neither. Nothing here asks the device.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.decode_attention import decode_attention
 from bulkrun.ops.triton.partial_results import PartialResults, max_chunks, part_starts

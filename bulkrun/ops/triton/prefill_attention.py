@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import TILE_ROWS, AttentionMetadata
+from bulkrun.ops.attention.metadata import TILE_ROWS, AttentionMetadata
 from bulkrun.ops.triton.attention_tile import (
     add_sink,
     attend_tile,

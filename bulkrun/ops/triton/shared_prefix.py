@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import TILE_ROWS, SharedPrefixes
+from bulkrun.ops.attention.metadata import TILE_ROWS, SharedPrefixes
 from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, packed_rows, padded_dim, tile_shape
 from bulkrun.ops.triton.partial_results import PartialResults

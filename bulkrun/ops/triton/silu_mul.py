@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
 
 _BLOCK = 1024
 

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bulkrun.ops.matmul.unpack_codes import CODES_PER_BYTE
 from bulkrun.ops.triton.four_bit_numbers import code_pairs
-from bulkrun.ops.unpack_codes import CODES_PER_BYTE
 
 _BLOCK = 1024
 

@@ -142,8 +142,8 @@ _ALONE = (
 _ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench", "tests/campaigns/test_determinism.py")
 _OF_TARGETS = (
     "tests/ops/triton",
-    "tests/ops/test_draw_tokens.py",
-    "tests/ops/test_token_logprobs.py",
+    "tests/ops/sampling/test_draw_tokens.py",
+    "tests/ops/sampling/test_token_logprobs.py",
     "tests/engine/test_on_gpu.py",
     "tests/engine/test_fp8.py",
     "tests/engine/step/test_cuda_graphs_on_gpu.py",

@@ -16,7 +16,7 @@ from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step import shared_prefixes
 from bulkrun.engine.step.shared_prefixes import MIN_GROUP_SIZE, SharedPrefixTable, find_groups, saved_tokens
 from bulkrun.engine.step.staging import HostStaging
-from bulkrun.ops.attention_metadata import PREFIX_UNIT, TILE_ROWS
+from bulkrun.ops.attention.metadata import PREFIX_UNIT, TILE_ROWS
 from bulkrun.ops.triton.attention_tile import packed_rows
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory

@@ -16,7 +16,7 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops.cpu.layer_stack import MAX_COPIED_TOKENS, LayerStack
 from bulkrun.ops.cpu.library import compiled_ops
-from bulkrun.ops.fp8 import FP8, raw_bytes
+from bulkrun.ops.matmul.fp8 import FP8, raw_bytes
 from tests.models.load import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model

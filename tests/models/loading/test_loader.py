@@ -16,7 +16,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.loading.dtypes import default_dtype
-from bulkrun.ops.linear import can_pack_bfloat16
+from bulkrun.ops.matmul.linear import can_pack_bfloat16
 from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import edit_names, edit_weights, make_tiny_model, save_tiny_model

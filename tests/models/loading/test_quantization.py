@@ -17,7 +17,7 @@ from bulkrun.models.decoder.layers import Linear
 from bulkrun.models.decoder.quantized_layers import Fp8Linear
 from bulkrun.models.loading import quantization
 from bulkrun.models.loading.quantization import store_quantized
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul.fp8 import FP8
 from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
 from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits

@@ -14,8 +14,8 @@ from bulkrun.models.decoder.layers import ExpertLinear, SparseMLP
 from bulkrun.models.decoder.quantized_layers import Fp8ExpertLinear, Int8ExpertLinear
 from bulkrun.models.loading import quantization
 from bulkrun.ops.cpu.fused_experts import pack_int8_experts_
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.matmul.fp8 import FP8
+from bulkrun.ops.matmul.int8_linear import Int8Weight
 from tests.models.load import load_model
 from tests.models.loading.test_stored_int8 import in_int8, load, needs_int8
 from tests.models.loading.test_stored_quantized import as_bytes, weights_on_a_gpu

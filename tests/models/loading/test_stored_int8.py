@@ -15,7 +15,7 @@ from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.models.decoder.quantized_layers import Int8Linear, Int8Weights
 from bulkrun.ops.cpu import int8_linear
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
-from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.matmul.int8_linear import Int8Weight
 from tests.models.load import load_model
 from tests.models.loading.test_stored_quantized import DOWN, QKV, edit_quantization, tensors_of
 from tests.models.paged_driver import forced_logits

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bulkrun.ops import TextLens
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu.encoder_stack import EncoderStack, can_stack_encoder
 from bulkrun.ops.cpu.panel_linear import pack_panels
 from bulkrun.ops.cpu.stack_memory import Matrix

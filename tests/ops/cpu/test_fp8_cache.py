@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
+from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
+from bulkrun.ops.attention.rotary import rotary_cos_sin
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.norm_rotary_store import norm_rotary_store
 from bulkrun.ops.cpu.paged_attention import can_attend, paged_attention
-from bulkrun.ops.fp8 import FP8, to_fp8
-from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
-from bulkrun.ops.rotary import rotary_cos_sin
+from bulkrun.ops.matmul.fp8 import FP8, to_fp8
+from tests.ops.attention.test_paged_attention import make_step
 from tests.ops.fp8_oracle import all_numbers, rounded
-from tests.ops.test_paged_attention import make_step
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 DTYPES = [torch.float32, torch.bfloat16]

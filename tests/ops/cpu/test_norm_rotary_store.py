@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bulkrun import ops
+from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.norm_rotary_store import norm_rotary_store
-from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 TOKENS, HEADS, KV_HEADS = 5, 3, 2

@@ -10,8 +10,8 @@ import torch
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.paged_attention import paged_attention
-from bulkrun.ops.fp8 import FP8, raw_bytes
-from tests.ops.test_paged_attention import check_against_oracle, make_step
+from bulkrun.ops.matmul.fp8 import FP8, raw_bytes
+from tests.ops.attention.test_paged_attention import check_against_oracle, make_step
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 BLOCK_SIZE = 16

@@ -29,8 +29,8 @@ from triton.runtime.jit import JITFunction
 
 from bulkrun import ops
 from bulkrun.ops import dispatch
-from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case

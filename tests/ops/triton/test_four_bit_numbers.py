@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
+from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
 from bulkrun.ops.triton.four_bit_numbers import four_bit_numbers, multiply_add
 
 NUM_INPUTS = 128

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bulkrun import ops
-from bulkrun.ops.four_bit_experts import four_bit_experts as reference_experts
-from bulkrun.ops.four_bit_linear import four_bit_linear as reference
-from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
+from bulkrun.ops.experts.four_bit_experts import four_bit_experts as reference_experts
+from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as reference
+from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
 from bulkrun.ops.triton import four_bit_linear as module
 from bulkrun.ops.triton import four_bit_product
 from bulkrun.ops.triton.four_bit_experts import four_bit_experts

@@ -9,11 +9,11 @@ import math
 import pytest
 import torch
 
-from bulkrun.ops.fp8 import FP8, to_fp8
-from bulkrun.ops.fp8_linear import fp8_linear as reference_linear
-from bulkrun.ops.fp8_linear import quantize_rows as reference_rows
-from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference_store
-from bulkrun.ops.rotary import rotary_cos_sin
+from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference_store
+from bulkrun.ops.attention.rotary import rotary_cos_sin
+from bulkrun.ops.matmul.fp8 import FP8, to_fp8
+from bulkrun.ops.matmul.fp8_linear import fp8_linear as reference_linear
+from bulkrun.ops.matmul.fp8_linear import quantize_rows as reference_rows
 from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.fp8_linear import fp8_linear, quantize_rows
 from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store

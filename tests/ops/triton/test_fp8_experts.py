@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bulkrun import ops
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.fp8_experts import fp8_experts as reference
-from bulkrun.ops.fp8_linear import Fp8Weight
-from bulkrun.ops.fp8_linear import quantize_rows as reference_rows
+from bulkrun.ops.experts.fp8_experts import fp8_experts as reference
+from bulkrun.ops.matmul.fp8 import FP8
+from bulkrun.ops.matmul.fp8_linear import Fp8Weight
+from bulkrun.ops.matmul.fp8_linear import quantize_rows as reference_rows
 from bulkrun.ops.triton import fp8_experts as module
 from bulkrun.ops.triton.fp8_experts import fp8_experts
 from tests.ops.naive_experts import Weights, random_biases, random_weights, routed

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bulkrun.ops import rotary_cos_sin
-from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
+from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
 from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store
 
 ERROR = {torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # the reference rounds once more in between

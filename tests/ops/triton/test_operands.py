@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bulkrun.ops.fp8 import FP8
-from bulkrun.ops.fp8_linear import quantize_rows
-from bulkrun.ops.grouped_experts import grouped_experts
+from bulkrun.ops.experts.grouped_experts import grouped_experts
+from bulkrun.ops.matmul.fp8 import FP8
+from bulkrun.ops.matmul.fp8_linear import quantize_rows
 from bulkrun.ops.triton import fp8_linear
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from bulkrun.ops.packed_attention import TextLens
-from bulkrun.ops.packed_attention import packed_attention as reference
+from bulkrun.ops.attention.packed_attention import TextLens
+from bulkrun.ops.attention.packed_attention import packed_attention as reference
 from bulkrun.ops.triton.packed_attention import packed_attention
 
 LENS = [1, 1, 2, 15, 16, 17, 63, 64, 65, 130]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.attention_tile import packed_rows

@@ -1,4 +1,4 @@
-"""Cuts in Triton beside the references, whose statistics tests/ops/test_sampling.py checks, and beside float64."""
+"""Cuts in Triton beside the references, whose statistics tests/ops/sampling checks, and beside float64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from bulkrun.ops import sampling as reference
-from bulkrun.ops.draw_tokens import filtered
+from bulkrun.ops.sampling import sampling as reference
+from bulkrun.ops.sampling.draw_tokens import filtered
 from bulkrun.ops.triton import sampling
 from bulkrun.ops.triton.sampling import least_kept
 

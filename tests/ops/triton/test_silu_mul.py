@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bulkrun.ops.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.clamped_swiglu import clamped_swiglu as reference
+from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.clamped_swiglu import clamped_swiglu as reference
 from bulkrun.ops.triton.clamped_swiglu import clamped_swiglu
 from bulkrun.ops.triton.gelu_mul import gelu_mul
 from bulkrun.ops.triton.silu_mul import silu_mul

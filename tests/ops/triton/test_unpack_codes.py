@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bulkrun.ops.four_bit_order import in_words
+from bulkrun.ops.matmul.four_bit_order import in_words
+from bulkrun.ops.matmul.unpack_codes import unpack_codes as reference
 from bulkrun.ops.triton.unpack_codes import unpack_codes
-from bulkrun.ops.unpack_codes import unpack_codes as reference
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 

@@ -1,0 +1,39 @@
+"""What happens to queries, keys and values between their projection and attention, in one op.
+
+On a GPU it is one pass over the projection; the reference is the three ops it is made of. Knows no model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.ops.attention.paged_attention import store_kv
+from bulkrun.ops.attention.rotary import apply_rotary
+from bulkrun.ops.rms_norm import rms_norm
+
+
+def norm_rotary_store(
+    qkv_TND: torch.Tensor,
+    qk_norm_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+) -> torch.Tensor:
+    """Normalize query and key heads, turn them by position, write keys and values; returns the queries [T, H, D].
+
+    qkv_TND: [T, H + 2 K, D], contiguous heads: queries, keys, values. qk_norm_weight: [H + K, D], see `rms_norm`; None:
+    no normalization. cos, sin: [T, 1, R], see `apply_rotary`; None: positions turn nothing. k_cache, v_cache:
+    [N, B, K, D] contiguous, written in place. slot_mapping_T: int64, see `store_kv`.
+    """
+    num_kv_heads = k_cache.shape[2]
+    num_q_heads, num_qk_heads = qkv_TND.shape[1] - 2 * num_kv_heads, qkv_TND.shape[1] - num_kv_heads
+    qk_TND, v_TKD = qkv_TND[:, :num_qk_heads], qkv_TND[:, num_qk_heads:]
+    if qk_norm_weight is not None:
+        qk_TND = rms_norm(qk_TND, qk_norm_weight, eps)
+    if cos is not None and sin is not None:
+        qk_TND = apply_rotary(qk_TND, cos, sin)
+    store_kv(qk_TND[:, num_q_heads:], v_TKD, k_cache, v_cache, slot_mapping_T)
+    return qk_TND[:, :num_q_heads]

@@ -1,0 +1,1 @@
+"""From logits to tokens: masks and penalties, the choice of a token, log-probabilities."""
