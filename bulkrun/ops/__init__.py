@@ -13,7 +13,7 @@ from bulkrun.ops.attention.packed_attention import TextLens
 from bulkrun.ops.attention.packed_attention import packed_attention as _packed_attention
 from bulkrun.ops.attention.paged_attention import copy_kv, store_kv
 from bulkrun.ops.attention.paged_attention import paged_attention as _paged_attention
-from bulkrun.ops.attention.rotary import apply_rotary, rotary_cos_sin
+from bulkrun.ops.attention.rotary import rotary_cos_sin
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.experts.expert_pairs import expert_by_expert, gated, of_expert
@@ -42,13 +42,6 @@ from bulkrun.ops.rms_norm import add_rms_norm as _add_rms_norm
 from bulkrun.ops.rms_norm import rms_norm as _rms_norm
 from bulkrun.ops.sampling.draw_tokens import draw_tokens as _draw_tokens
 from bulkrun.ops.sampling.greedy_tokens import greedy_tokens as _greedy_tokens
-from bulkrun.ops.sampling.sampling import (
-    apply_min_p,
-    apply_temperature,
-    apply_top_k_top_p,
-    gumbel_noise,
-    sample,
-)
 from bulkrun.ops.sampling.shape_logits import apply_penalties as _apply_penalties
 from bulkrun.ops.sampling.shape_logits import apply_token_masks as _apply_token_masks
 from bulkrun.ops.sampling.token_logprobs import token_logprobs as _token_logprobs
@@ -89,12 +82,8 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "append_tokens",
-    "apply_min_p",
     "apply_penalties",
-    "apply_rotary",
-    "apply_temperature",
     "apply_token_masks",
-    "apply_top_k_top_p",
     "are_packed",
     "copy_kv",
     "draw_tokens",
@@ -107,7 +96,6 @@ __all__ = [
     "gated",
     "gelu_mul",
     "greedy_tokens",
-    "gumbel_noise",
     "int8_linear",
     "invariant_attention",
     "invariant_linear",
@@ -125,7 +113,6 @@ __all__ = [
     "rms_norm",
     "rotary_cos_sin",
     "route_top_k",
-    "sample",
     "silu_mul",
     "step_inputs",
     "store_kv",

@@ -15,12 +15,15 @@ import torch
 import bulkrun.ops
 from bulkrun import ops
 from bulkrun.ops import dispatch
+from bulkrun.ops.experts import expert_pairs
+from bulkrun.ops.matmul import four_bit_weight
 
 PACKAGE = Path(bulkrun.ops.__file__).parent
 KINDS = ("triton", "cpu")
 # a call or two of torch, or for CPUs
-NO_TRITON = {"append_tokens", "apply_penalties", "greedy_tokens", "int8_linear"}
-DISPATCHED = [op for op in vars(ops).values() if hasattr(op, "__wrapped__")]
+NO_TRITON = {"append_tokens", "greedy_tokens", "int8_linear"}
+WITHIN_OPS = [expert_pairs.clamped_swiglu, four_bit_weight.unpack_codes]  # which no caller imports
+DISPATCHED = [*(op for op in vars(ops).values() if hasattr(op, "__wrapped__")), *WITHIN_OPS]
 
 
 def twin_files() -> list[tuple[Callable[..., object], Path]]:

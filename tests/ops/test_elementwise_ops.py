@@ -9,6 +9,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from bulkrun import ops
+from bulkrun.ops.attention.rotary import apply_rotary
 from bulkrun.ops.matmul.linear import can_pack_bfloat16, is_packed
 
 pytestmark = pytest.mark.usefixtures("cpu_ops")
@@ -58,7 +59,7 @@ def test_rotary_equals_transformers(head_dim: int) -> None:
     q, k = torch.randn(1, 6, 4, head_dim), torch.randn(1, 2, 4, head_dim)
     expected_q, expected_k = apply_rotary_pos_emb(q, k, angles.cos() * 1.3, angles.sin() * 1.3)
     cos, sin = ops.rotary_cos_sin(positions, inv_freq, 1.3, torch.float32)
-    ours = ops.apply_rotary(torch.cat((q[0], k[0])).transpose(0, 1), cos, sin)
+    ours = apply_rotary(torch.cat((q[0], k[0])).transpose(0, 1), cos, sin)
     torch.testing.assert_close(ours[:, :6], expected_q[0].transpose(0, 1))
     torch.testing.assert_close(ours[:, 6:], expected_k[0].transpose(0, 1))
 
@@ -66,9 +67,9 @@ def test_rotary_equals_transformers(head_dim: int) -> None:
 def test_partial_rotary_turns_the_first_dimensions_only() -> None:
     cos, sin = ops.rotary_cos_sin(torch.arange(5), torch.rand(6), 1.0, torch.float32)
     x = torch.randn(5, 3, 20)
-    ours = ops.apply_rotary(x, cos, sin)
+    ours = apply_rotary(x, cos, sin)
     assert torch.equal(ours[..., 12:], x[..., 12:])
-    torch.testing.assert_close(ours[..., :12], ops.apply_rotary(x[..., :12].contiguous(), cos, sin))
+    torch.testing.assert_close(ours[..., :12], apply_rotary(x[..., :12].contiguous(), cos, sin))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
