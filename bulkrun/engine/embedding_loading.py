@@ -20,7 +20,6 @@ from bulkrun.models.embedding.embedding_model_loader import load_embedding_model
 from bulkrun.models.loading.dtypes import dtype_of
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.settings import (
-    DEFAULT_BLOCK_SIZE,
     DEFAULT_ENCODER_TOKENS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
@@ -57,32 +56,22 @@ def ready_embedding_model(path: Path, embedding: EmbeddingArgs, args: EngineArgs
     and where nothing says how to pool, UsageError for settings that cannot work or mean nothing here.
     """
     config = EmbeddingConfig.from_dir(path, args.adapter)
-    sizes = _sizes(config, args)
-    options = _load_options(config, args, sizes.device)
-    return ReadyTextModel(
-        load_embedding_model(path, config, embedding, options, block_size=args.block_size or DEFAULT_BLOCK_SIZE), sizes
-    )
+    sizes, options = _sizes(config, args), _load_options(config, args)
+    return ReadyTextModel(load_embedding_model(path, config, embedding, options), sizes)
 
 
 def ready_classification_model(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyTextModel:
     """The same for a model that classifies; ModelError where nothing says how numbers become scores."""
     config = ClassificationConfig.from_dir(path, args.adapter)
-    sizes = _sizes(config, args)
-    options = _load_options(config, args, sizes.device)
+    sizes, options = _sizes(config, args), _load_options(config, args)
     # transformers takes seconds to import
     from bulkrun.models.classification.classification_model_loader import load_classification_model
 
-    return ReadyTextModel(
-        load_classification_model(
-            path, config, classification, options, block_size=args.block_size or DEFAULT_BLOCK_SIZE
-        ),
-        sizes,
-    )
+    return ReadyTextModel(load_classification_model(path, config, classification, options), sizes)
 
 
-def _load_options(
-    config: EmbeddingConfig | ClassificationConfig, args: EngineArgs, device: torch.device
-) -> LoadOptions:
+def _load_options(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> LoadOptions:
+    device = resolve_device(args.device)
     return LoadOptions.of(args, dtype_of(args.dtype, config.model, device), device)
 
 

@@ -26,18 +26,18 @@ _POOLINGS: tuple[Pooling, ...] = ("cls", "last", "mean")
 
 
 def load_classification_model(
-    path: Path, config: ClassificationConfig, args: ClassificationArgs, options: LoadOptions, *, block_size: int
+    path: Path, config: ClassificationConfig, args: ClassificationArgs, options: LoadOptions
 ) -> ClassificationModel:
     """Load the model of a directory; which state of a text its head reads is found out with two texts.
 
-    `config`: of the same directory. `block_size`: tokens, of a decoder's cache of one step. Raises ModelError for
-    weights that cannot be used or are missing, for a model whose head reads something else, and where nothing says how
-    numbers become scores; UsageError for settings that this model or device cannot have.
+    `config`: of the same directory. Raises ModelError for weights that cannot be used or are missing, for a model whose
+    head reads something else, and where nothing says how numbers become scores; UsageError for settings that this model
+    or device cannot have.
     """
     if options.quantization is not None:
         refuse_quantization_on(options.device, options.quantization)
     activation = config.activation_of(args)
-    own = load_decoder_classifier(path, config, activation, options, block_size)
+    own = load_decoder_classifier(path, config, activation, options)
     if own is not None:
         return own
     refuse_unfit(path, options)

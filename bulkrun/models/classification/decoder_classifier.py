@@ -28,7 +28,7 @@ from bulkrun.settings import ScoreActivation
 
 
 def load_decoder_classifier(
-    path: Path, config: ClassificationConfig, activation: ScoreActivation, options: LoadOptions, block_size: int
+    path: Path, config: ClassificationConfig, activation: ScoreActivation, options: LoadOptions
 ) -> ClassificationModel | None:
     """Load it; None where transformers' code has to run: another head, or a decoder that this device cannot run.
 
@@ -40,7 +40,7 @@ def load_decoder_classifier(
         known = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if not _has_that_head(known):
         return None
-    decoder = load_decoder(path, config.model, options, block_size)
+    decoder = load_decoder(path, config.model, options)
     if decoder is None:
         return None
     return ClassificationModel(

@@ -21,19 +21,19 @@ from bulkrun.settings import EmbeddingArgs
 
 
 def load_embedding_model(
-    path: Path, config: EmbeddingConfig, embedding: EmbeddingArgs, options: LoadOptions, *, block_size: int
+    path: Path, config: EmbeddingConfig, embedding: EmbeddingArgs, options: LoadOptions
 ) -> EmbeddingModel:
     """Load the model of a directory and what turns its hidden states into vectors.
 
-    `config`: of the same directory. `block_size`: tokens, of a decoder's cache of one step. Raises ModelError for
-    weights that cannot be used and where nothing says how to pool, UsageError for settings that this model cannot have.
+    `config`: of the same directory. Raises ModelError for weights that cannot be used and where nothing says how to
+    pool, UsageError for settings that this model cannot have.
     """
     config = config.with_args(embedding)
     assert config.pooling is not None, "`with_args` sees to it"
     dimensions = config.vector_size(embedding)
     _refuse_settings(config, options)
     return EmbeddingModel(
-        _load_encoder(path, config, options, block_size),
+        _load_encoder(path, config, options),
         pooling=config.pooling,
         dense=[load_dense(one, options.device, options.load_format) for one in config.dense],
         dimensions=dimensions,
@@ -41,9 +41,9 @@ def load_embedding_model(
     )
 
 
-def _load_encoder(path: Path, config: EmbeddingConfig, options: LoadOptions, block_size: int) -> TextEncoder:
+def _load_encoder(path: Path, config: EmbeddingConfig, options: LoadOptions) -> TextEncoder:
     if isinstance(config.model, DecoderConfig):
-        decoder = load_decoder(path, config.model, options, block_size)
+        decoder = load_decoder(path, config.model, options)
         if decoder is not None:
             return decoder
     from bulkrun.models.embedding.encoder_loader import load_encoder  # transformers takes seconds to import
@@ -51,7 +51,7 @@ def _load_encoder(path: Path, config: EmbeddingConfig, options: LoadOptions, blo
     return load_encoder(path, config.model, options)
 
 
-def load_decoder(path: Path, config: DecoderConfig, options: LoadOptions, block_size: int) -> DecoderEncoder | None:
+def load_decoder(path: Path, config: DecoderConfig, options: LoadOptions) -> DecoderEncoder | None:
     """A decoder of the engine's own families, without its head. Raises what `load_model` does.
 
     None: one that looks both ways, which it only can where all its layers are one compiled call over panels. Those have
@@ -65,7 +65,7 @@ def load_decoder(path: Path, config: DecoderConfig, options: LoadOptions, block_
     stack = model.layer_stack if isinstance(model, Decoder) else None
     if not config.is_causal and (stack is None or not stack.takes_any_width):
         return None
-    return DecoderEncoder(model, block_size=block_size)
+    return DecoderEncoder(model, block_size=options.block_size)
 
 
 def _refuse_settings(config: EmbeddingConfig, options: LoadOptions) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bulkrun.models.loading.adapter import Adapter
-from bulkrun.settings import EngineArgs, LoadFormat, Quantization
+from bulkrun.settings import DEFAULT_BLOCK_SIZE, EngineArgs, LoadFormat, Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,8 @@ class LoadOptions:
 
     load_format: "dummy" makes random weights, the same on every run, of config.json alone. quantization: of the
     projections' weights, as each is read; None: what is stored in 8 or 4 bits stays so where that is fast.
-    deterministic: a row's numbers depend on that row alone. adapter: added to the weights as they are read.
+    deterministic: a row's numbers depend on that row alone. adapter: added to the weights as they are read. block_size:
+    tokens, of the cache of one step through which a decoder embeds.
     """
 
     dtype: torch.dtype
@@ -25,6 +26,7 @@ class LoadOptions:
     quantization: Quantization | None = None
     deterministic: bool = False
     adapter: Adapter | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
 
     @classmethod
     def of(cls, args: EngineArgs, dtype: torch.dtype, device: torch.device) -> LoadOptions:
@@ -36,4 +38,5 @@ class LoadOptions:
             quantization=args.quantization,
             deterministic=args.deterministic,
             adapter=Adapter.of(args.adapter),
+            block_size=args.block_size or DEFAULT_BLOCK_SIZE,
         )

@@ -32,7 +32,7 @@ def load(
     config = ClassificationConfig.from_dir(path)
     args = ClassificationArgs(activation=activation)
     options = LoadOptions.of(EngineArgs(**engine), dtype, torch.device("cpu"))
-    return load_classification_model(path, config, args, options, block_size=16)
+    return load_classification_model(path, config, args, options)
 
 
 def texts() -> list[list[int]]:

@@ -38,7 +38,7 @@ def load(path: Path, separator: int | None, dtype: torch.dtype = torch.float32, 
     config = ClassificationConfig.from_dir(path)
     args = ClassificationArgs(activation="none", pair_separator=separator)
     options = LoadOptions.of(EngineArgs(**engine), dtype, torch.device("cpu"))
-    return load_classification_model(path, config, args, options, block_size=16)
+    return load_classification_model(path, config, args, options)
 
 
 def scores(classifier: ClassificationModel, texts: list[list[int]]) -> torch.Tensor:

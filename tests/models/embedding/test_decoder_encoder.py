@@ -34,7 +34,7 @@ def encoder(path: Path, block_size: int = 8) -> DecoderEncoder:
 def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> TextEncoder:
     config, args = EmbeddingConfig.from_dir(path), EmbeddingArgs(pooling="mean")
     options = LoadOptions.of(EngineArgs(**settings), dtype, CPU)
-    return load_embedding_model(path, config, args, options, block_size=16).encoder
+    return load_embedding_model(path, config, args, options).encoder
 
 
 @torch.inference_mode()
