@@ -5,8 +5,6 @@ Only headers are read here, and torn files are refused before anything large is 
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bulkrun.errors import ModelError
-from bulkrun.models.files.safetensors_header import read_header
+from bulkrun.models.files.safetensors_header import data_start, read_header, tensor_entries
 
-_LENGTH = struct.Struct("<Q")  # before the header stands its length
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -54,10 +51,7 @@ def stored_tensors(files: Iterable[Path]) -> Iterator[StoredTensor]:
 def _tensors_of(file: Path) -> Iterator[StoredTensor]:
     raw = read_header(file)
     _check(file)
-    first = _LENGTH.size + len(raw)
-    for name, entry in json.loads(raw).items():
-        if name == "__metadata__":
-            continue
+    for name, entry in tensor_entries(raw).items():
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ModelError(
@@ -65,7 +59,7 @@ def _tensors_of(file: Path) -> Iterator[StoredTensor]:
                 "supported; use the model's bfloat16, float16 or float32 checkpoint"
             )
         begin, end = entry["data_offsets"]
-        yield StoredTensor(file, name, dtype, tuple(entry["shape"]), first + begin, end - begin)
+        yield StoredTensor(file, name, dtype, tuple(entry["shape"]), data_start(raw) + begin, end - begin)
 
 
 def _check(file: Path) -> None:
