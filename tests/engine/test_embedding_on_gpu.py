@@ -16,6 +16,7 @@ from tests.engine.test_embedding_engine import MODELS, TOLERANCE, embed, texts
 from tests.models.tiny_encoders import CLASSIFIERS, save_tiny_classifier
 
 SIZES: dict[str, Any] = {"max_num_batched_tokens": 70}
+LENS = (1, 7, 30, 31, 16, 2)  # of two steps
 HAS_GPU = torch.cuda.is_available()
 
 
@@ -39,7 +40,7 @@ def test_bfloat16_vectors_point_where_those_of_the_cpu_do(name: str, pooling: An
 @pytest.mark.parametrize("name", ["qwen3", "bert", "mpnet", "modernbert"])
 def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, pooling: Any, tmp_path: Path) -> None:
     path, args = MODELS[name](tmp_path), EmbeddingArgs(pooling=pooling)
-    prompts = texts((1, 7, 30, 31, 16, 2))
+    prompts = texts(LENS)
     expected = embed(EmbeddingEngine.from_model_dir(path, args, **SIZES), prompts)
     with gpu_stand_in() as gpu:
         engine = EmbeddingEngine.from_model_dir(path, args, device="cuda", **SIZES)
@@ -81,8 +82,11 @@ def test_steps_of_encoders_are_larger_there(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_path_of_a_gpu_waits_for_scores_alone(
     variant: str, separator: int | None, num_waits: int, tmp_path: Path
 ) -> None:
-    """But for models of transformers that look back alone, whose masks it looks at. Pairs have token types."""
-    path, prompts = save_tiny_classifier(tmp_path, variant), texts((1, 7, 30, 31, 16, 2))
+    """But for models of transformers that look back alone, whose masks it looks at. Pairs have token types.
+
+    A decoder's own way to its states is that to vectors, above: short texts show what a head does with them.
+    """
+    path, prompts = save_tiny_classifier(tmp_path, variant), texts((1, 7) if variant == "qwen3" else LENS)
     args = ClassificationArgs(pair_separator=separator)
     expected = embed(EmbeddingEngine.from_model_dir(path, args, **SIZES), prompts)
     with gpu_stand_in() as gpu:
