@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
+from typing import NamedTuple
 
 from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
-from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
@@ -39,6 +39,24 @@ from bulkrun.launch.runs.update import finish_update
 from bulkrun.launch.runs.update_input import compare, new_update, night_input, write_input
 
 
+class _Submit(NamedTuple):
+    """Tonight's job on a run that is there, with the run's `record` and the one that tonight's job would have."""
+
+    prepared: PreparedJob
+    record: RunRecord
+    wanted: RunRecord
+
+    def staged(self, failed: int = 0) -> RunRecord:
+        """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`).
+
+        Rows that failed before (`failed` of them) may all fail again, which says nothing of tonight's others: the limit
+        is higher by their share of the fewest rows that it is held against.
+        """
+        limit = min(1.0, self.wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
+        record = replace(self.wanted, created=self.record.created)
+        return staged_record(self.prepared.run, record, self.wanted.job, max_error_rate=limit)
+
+
 def submit_again(prepared: PreparedJob, asked: Submission, view: View, drain: DrainOnSignal) -> Submitted | None:
     """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
 
@@ -61,15 +79,14 @@ def submit_again(prepared: PreparedJob, asked: Submission, view: View, drain: Dr
                 "the input changed before the first run was done, or _SUCCESS is lost: keeping the existing rows"
             )
             settle_run(run, record)
-        return _night(record, prepared, wanted, view, drain, asked.full_refresh)
+        return _night(_Submit(prepared, record, wanted), view, drain, full_refresh=asked.full_refresh)
 
 
-def _night(
-    record: RunRecord, prepared: PreparedJob, wanted: RunRecord, view: View, drain: DrainOnSignal, full_refresh: bool
-) -> Submitted:
-    run, totals = prepared.run, finished_totals(prepared.run)
+def _night(submit: _Submit, view: View, drain: DrainOnSignal, *, full_refresh: bool) -> Submitted:
+    run, wanted = submit.prepared.run, submit.wanted
+    totals = finished_totals(run)
     assert totals is not None, "the first run is finished"
-    night = Night(wanted.plan_hash, full_refresh, prepared.spec.run.on_vanished)
+    night = Night(wanted.plan_hash, full_refresh, submit.prepared.spec.run.on_vanished)
     update = pending_update(run, totals.generation)
     if update is not None and update.cause != night:
         view.phase("merging what an earlier night or retry finished")
@@ -78,28 +95,22 @@ def _night(
     if update is None:
         view.phase("comparing the input with the results")
         with removed_on_failure(run):
-            changes = _stage(record, prepared, wanted, totals, night, view)
+            changes = _stage(submit, totals, night, view)
         if (update := read_update(run)) is None:
             return Submitted(run, totals, worked=False, changes=changes.counts)
-    open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
+    open_run(run.staged, submit.staged(update.counts["failed"]), resume_anyway=True)
     return finish_update(run, view, drain)
 
 
-def _stage(
-    record: RunRecord,
-    prepared: PreparedJob,
-    wanted: RunRecord,
-    totals: RunTotals,
-    night: Night,
-    view: View,
-) -> Changes:
+def _stage(submit: _Submit, totals: RunTotals, night: Night, view: View) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind.
 
     New settings are a change of their own, though no row has another key for them: the record takes them in a merge.
     """
+    prepared, record, wanted = submit
     run, renewed = prepared.run, settings_changed(record, wanted)
     assert wanted.key_salt is not None, "the job is incremental"
-    staged = open_staging(run, _staged(run, record, wanted))
+    staged = open_staging(run, submit.staged())
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, wanted.key_salt, _reasons(night, renewed=renewed), staged.tmp)
@@ -107,7 +118,7 @@ def _stage(
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
         if changes.rows or changes.dropped or renewed:
-            _close(prepared, wanted, totals, night, source, changes)
+            _close(submit, totals, night, source, changes)
         else:
             discard(run)
     return changes
@@ -119,10 +130,9 @@ def _reasons(night: Night, *, renewed: bool) -> Reasons:
     return Reasons(everything=night.full_refresh and not renewed, renewed=renewed, drop_vanished=drop)
 
 
-def _close(
-    prepared: PreparedJob, wanted: RunRecord, totals: RunTotals, night: Night, source: PlanInput, changes: Changes
-) -> None:
+def _close(submit: _Submit, totals: RunTotals, night: Night, source: PlanInput, changes: Changes) -> None:
     """Stage what the comparison found."""
+    prepared, wanted = submit.prepared, submit.wanted
     update = new_update(prepared.run, totals, night, changes.rows, changes.new, changes.counts)
     close_staging(
         prepared.run,
@@ -130,13 +140,3 @@ def _close(
         partial(write_input, source.dataset, changes, limit=prepared.spec.run.limit),
         partial(prepared.check_input, wanted),
     )
-
-
-def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) -> RunRecord:
-    """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`).
-
-    Rows that failed before (`failed` of them) may all fail again, which says nothing of tonight's others: the limit is
-    higher by their share of the fewest rows that it is held against.
-    """
-    limit = min(1.0, wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
-    return staged_record(run, replace(wanted, created=record.created), wanted.job, max_error_rate=limit)

@@ -125,33 +125,36 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
     """Stage the failed rows; whether there are any."""
     as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
     _refuse_other_facts(run, record, as_it_was)
-    job = {**record.job, "input": {**record.job["input"], "id": _id_column(as_it_was)}}
-    again = prepare_as_of(record, retry_job(job, asked.overrides), run.root)
-    refuse_other_columns(record.job, again.spec, asked.overrides)
-    own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
+    again = _prepared_again(record, as_it_was, asked)
     wanted = again.record(None)
-    staged = open_staging(
-        run,
-        staged_record(
-            run, replace(record, identity=wanted.identity), wanted.job, max_error_rate=None if own_rate else 1.0
-        ),
-    )
+    staged = open_staging(run, _staged(run, record, wanted, asked))
     incremental = as_it_was.spec.run.incremental
     with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
-        picks = (
-            _by_id(as_it_was, record, dataset, totals, asked.codes) if incremental else _by_position(run, asked.codes)
-        )
-        if picks.rows:
-            update = new_update(run, totals, asked, picks.rows, 0, {"failed": picks.rows})
-            close_staging(
-                run,
-                update,
-                partial(_write_input, again, dataset, picks),
-                partial(again.check_input, wanted),
-            )
+        if incremental:
+            picks = _by_id(as_it_was, record, dataset, totals, asked.codes)
         else:
+            picks = _by_position(run, asked.codes)
+        if not picks.rows:
             discard(run)
-    return bool(picks.rows)
+            return False
+        update = new_update(run, totals, asked, picks.rows, 0, {"failed": picks.rows})
+        close_staging(run, update, partial(_write_input, again, dataset, picks), partial(again.check_input, wanted))
+    return True
+
+
+def _prepared_again(record: RunRecord, as_it_was: PreparedJob, asked: Retry) -> PreparedJob:
+    """The job with the settings that the retry asks for, and the rows' ids of before."""
+    job = {**record.job, "input": {**record.job["input"], "id": _id_column(as_it_was)}}
+    again = prepare_as_of(record, retry_job(job, asked.overrides), as_it_was.run.root)
+    refuse_other_columns(record.job, again.spec, asked.overrides)
+    return again
+
+
+def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, asked: Retry) -> RunRecord:
+    """The record of the staged run: its rows have failed before, so all may fail again unless the retry says less."""
+    own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
+    record = replace(record, identity=wanted.identity)
+    return staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0)
 
 
 def _id_column(prepared: PreparedJob) -> str | None:
