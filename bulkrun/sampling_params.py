@@ -86,9 +86,9 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "granite", "qwen3_coder
 
 
 class ToolCalls(NamedTuple):
-    """That calls of tools are looked for in the answer, in which form, and whether more than the first one count.
+    """That tool calls are looked for in the answer, in which format, and whether more than the first one count.
 
-    `texts` is for the forms that write texts without quotes: JSON of the parameters that may be texts, by function,
+    `texts` is for the formats that write texts without quotes: JSON of the parameters that may be texts, by function,
     each with the kinds of JSON values that it may be as well.
     """
 

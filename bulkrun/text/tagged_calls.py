@@ -45,12 +45,8 @@ class _Tags(NamedTuple):
     end: str
 
 
-def written_rules(
-    form: str,
-    functions: Sequence[Function],
-    texts: Texts,
-    to_json: ToJson,
-    mark: Mark,
+def tagged_rules(
+    tool_format: str, functions: Sequence[Function], texts: Texts, to_json: ToJson, mark: Mark
 ) -> list[str]:
     """The rules of `call`: one call of one of the functions.
 
@@ -59,7 +55,7 @@ def written_rules(
 
     Raises ValueError for names that cannot stand between tags and parameters of which no grammar can be made.
     """
-    tags = _TAGS[form](mark)
+    tags = _TAGS[tool_format](mark)
     called = " | ".join(f"function{index}" for index in range(len(functions)))
     rules = [f"call: {tags.call} ({called}) {tags.end}"]
     for index, function in enumerate(functions):
@@ -100,7 +96,7 @@ def _glm(mark: Mark) -> _Tags:
 
 
 _TAGS: Mapping[str, Callable[[Mark], _Tags]] = {"qwen3_coder": _coder, "glm45": _glm}
-WRITTEN_FORMS = frozenset(_TAGS)
+TAGGED_FORMATS = frozenset(_TAGS)
 
 
 def _function(rule: str, function: Function, texts: Collection[str], to_json: ToJson, tags: _Tags) -> list[str]:
@@ -123,7 +119,7 @@ def _schemas(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     declared = parameters.get("properties", {})
     if not declared and (together := [key for key in _TOGETHER if key in parameters]):
         raise ValueError(
-            f"the parameters of {name!r} have {together[0]} for properties; this form needs them one by one"
+            f"the parameters of {name!r} have {together[0]} for properties; this format needs them one by one"
         )
     schemas = {**declared, **{key: {} for key in parameters.get("required", ()) if key not in declared}}
     return {key: _alone(schema, parameters) if isinstance(schema, dict) else {} for key, schema in schemas.items()}
@@ -174,10 +170,10 @@ def _length(schema: Mapping[str, Any]) -> str:
 def _refuse_odd(name: str, keys: Iterable[str]) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"the function {name!r} cannot be called in this form: white space, tags or braces in its name"
+            f"the function {name!r} cannot be called in this format: white space, tags or braces in its name"
         )
     if odd := [key for key in keys if not _KEY.fullmatch(key)]:
-        raise ValueError(f"the parameter {odd[0]!r} of {name!r} cannot be written in this form: tags in its name")
+        raise ValueError(f"the parameter {odd[0]!r} of {name!r} cannot be written in this format: tags in its name")
 
 
 def literal(text: str) -> str:

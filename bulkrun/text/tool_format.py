@@ -1,7 +1,7 @@
-"""In which form a model writes calls of tools, told from the source of its chat template. Knows no calls.
+"""The format in which a model writes tool calls, told from the source of its chat template. Reads no calls.
 
-A template writes the calls of earlier messages as the model was trained to write them. Only forms that can be told for
-sure are: several models have `<tool_call>`, and not all of them JSON in it.
+A template writes the calls of earlier messages as the model was trained to write them. Only formats that can be told
+for sure are: several models have `<tool_call>`, and not all of them JSON in it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _AFTER_NAME = "<tool_sep>"  # of Hunyuan, whose calls are else as GLM's
 _PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the arguments, as Llama's templates have it
 
 
-def form_of_calls(source: str) -> ToolFormat | None:
-    """The form, or None where the template knows none of those that can be read."""
+def tool_format_of(source: str) -> ToolFormat | None:
+    """The format of its tool calls, or None where the template has none of those that can be read."""
     if "[TOOL_CALLS]" in source:
         return "mistral"
     if "<|tool_call|>" in source:

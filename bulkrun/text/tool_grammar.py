@@ -1,6 +1,6 @@
-"""Calls that have to be made, as a llguidance grammar: the form of a model's calls around arguments that fit a schema.
+"""Tool calls that have to be made, as a llguidance grammar: the model's format around arguments that fit a schema.
 
-A marker that is a special token of the model is asked for by its id: no text is made of it. Knows forms of calls and
+A marker that is a special token of the model is asked for by its id: no text is made of it. Knows formats of calls and
 JSON schemas; knows no conversations.
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bulkrun.text.closed_schema import closed
-from bulkrun.text.tagged_calls import WRITTEN_FORMS, literal, written_rules
+from bulkrun.text.tagged_calls import TAGGED_FORMATS, literal, tagged_rules
 
 SpecialId = Callable[[str], int | None]  # of a text that is a special token
 # At most one space after a separator, and no other white space.
@@ -31,25 +31,25 @@ _NAME = re.compile(r"[^\s<]+")
 def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str:
     """The Lark grammar of a `StructuredOutput` of the kind `tool_calls`. Raises ValueError for a schema too deep."""
     bound = json.loads(value)
-    rules = _written if bound["format"] in WRITTEN_FORMS else _in_json
+    rules = _tagged if bound["format"] in TAGGED_FORMATS else _in_json
     try:
         return "\n".join(rules(bound, special_id))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _written(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
-    """Of a form that has no JSON around the arguments."""
+def _tagged(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
+    """The rules of a format with each argument between tags."""
     mark = partial(_marker, special_id=special_id)
     more = "" if bound["one"] else ' ("\\n"? call)*'
-    return [f"start: call{more}", *written_rules(bound["format"], bound["functions"], bound["texts"], _schema, mark)]
+    return [f"start: call{more}", *tagged_rules(bound["format"], bound["functions"], bound["texts"], _schema, mark)]
 
 
 def _in_json(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
-    """Of a form whose arguments are one JSON object."""
+    """The rules of a format whose arguments are one JSON object."""
     schemas = [json.dumps(_schema(function["parameters"])) for function in bound["functions"]]
     names = [function["name"] for function in bound["functions"]]
-    rules = _FORMS[bound["format"]](names, bound["one"], special_id)
+    rules = _FORMATS[bound["format"]](names, bound["one"], special_id)
     return [*rules, *(f"arguments{index}: %json {schema}" for index, schema in enumerate(schemas))]
 
 
@@ -69,12 +69,14 @@ def _llama(names: list[str], one: bool, _special_id: SpecialId) -> list[str]:
 
 
 def _mistral(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
-    """The newer form where the tokenizer has the marker of its arguments."""
+    """The newer format where the tokenizer has the marker of its arguments."""
     begin = _marker("[TOOL_CALLS]", special_id)
     if special_id("[ARGS]") is None:
         return _listed(begin, names, one)
     if odd := [name for name in names if not _PLAIN.fullmatch(name)]:
-        raise ValueError(f"the function {odd[0]!r} cannot be called in this form: white space or brackets in its name")
+        raise ValueError(
+            f"the function {odd[0]!r} cannot be called in this format: white space or brackets in its name"
+        )
     calls = [f"{literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
     return [f"start: call{'' if one else '+'}", f"call: {begin} named", f"named: {' | '.join(calls)}"]
 
@@ -94,7 +96,7 @@ def _harmony(names: list[str], _one: bool, special_id: SpecialId) -> list[str]:
     It comes after thoughts, or at once, where the prompt has begun the message.
     """
     if odd := [name for name in names if not _NAME.fullmatch(name)]:
-        raise ValueError(f"the function {odd[0]!r} cannot be called in this form: white space or < in its name")
+        raise ValueError(f"the function {odd[0]!r} cannot be called in this format: white space or < in its name")
     start, channel, constrain, message = (
         _marker(f"<|{name}|>", special_id) for name in ("start", "channel", "constrain", "message")
     )
@@ -106,7 +108,7 @@ def _harmony(names: list[str], _one: bool, special_id: SpecialId) -> list[str]:
     return rules
 
 
-_FORMS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
+_FORMATS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
     "hermes": _hermes,
     "llama3_json": _llama,
     "mistral": _mistral,

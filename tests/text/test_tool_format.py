@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from bulkrun.job.prompts.conversations import read_messages
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.chat_template import ChatTemplate
-from bulkrun.text.tool_format import form_of_calls
+from bulkrun.text.tool_format import tool_format_of
 from tests.text.tool_templates import CALL, CODER, GLM, HARMONY, HERMES, HISTORY, LLAMA, MISTRAL, TOOLS
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -48,12 +48,12 @@ def test_what_a_template_cannot_render_is_its_own_complaint(form: str, call: lis
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_the_form_is_told_by_the_template(form: str) -> None:
-    assert form_of_calls(TEMPLATES[form]) == form
+    assert tool_format_of(TEMPLATES[form]) == form
 
 
 def test_the_form_of_granite_is_told_by_its_words() -> None:
     source = "respond with <|tool_call|> followed by a JSON list of tools used"  # in the templates of 3.1 to 3.3
-    assert form_of_calls(source) == "granite"
+    assert tool_format_of(source) == "granite"
 
 
 OTHERS = [
@@ -67,4 +67,4 @@ OTHERS = [
 
 @pytest.mark.parametrize("source", OTHERS)
 def test_other_templates_do_not_tell(source: str) -> None:
-    assert form_of_calls(source) is None
+    assert tool_format_of(source) is None

@@ -1,4 +1,4 @@
-"""Calls of tools in the messages of a conversation, in the form in which chat templates read them.
+"""Tool calls in the messages of a conversation, in the form in which chat templates read them.
 
 OpenAI writes a call's arguments as JSON text, templates go through a mapping: the text is parsed, as vLLM does. Knows
 calls; knows no messages around them.

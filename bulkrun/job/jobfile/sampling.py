@@ -229,7 +229,7 @@ class SamplingSpec(Section):
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is a column for calls of tools."""
+        """Whether there is a column for tool calls."""
         return self.tool_calls is not None and self.tool_calls.are_read
 
     @property

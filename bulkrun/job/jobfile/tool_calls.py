@@ -1,4 +1,4 @@
-"""`sampling.tool_calls`: how the model writes calls of tools, and what has to be called. Knows no tools."""
+"""`sampling.tool_calls`: how the model writes tool calls, and what has to be called. Knows no tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANNELS = (ANALYSIS[0], "<|end|><|start|>assistant<|channel|>final<|message|>")
 
 
 class ToolCallsSpec(Section):
-    """How the model writes calls of tools; they go into the column `tool_calls`, the rest into `response`."""
+    """How the model writes tool calls; they go into the column `tool_calls`, the rest into `response`."""
 
     format: Literal["auto", "none", ToolFormat] = Field(
         "auto",
@@ -65,6 +65,6 @@ def bound_calls(calls: ToolCalls, wanted: Mapping[str, Any]) -> StructuredOutput
     return StructuredOutput("tool_calls", json.dumps(value))
 
 
-def needs_texts(form: str) -> bool:
-    """Whether a form writes texts as it writes numbers, so that only the tools tell them apart."""
-    return form in ("qwen3_coder", "glm45")
+def needs_texts(tool_format: str) -> bool:
+    """Whether a format writes texts as it writes numbers, so that only the tools tell them apart."""
+    return tool_format in ("qwen3_coder", "glm45")

@@ -28,7 +28,7 @@ class Offer(NamedTuple):
 
     That is "none", or a mapping: what has to be called (functions: [{name, parameters}], one: whether it is exactly one
     call), whether several calls may be made at all (parallel), where the row says so, and which parameters may be texts
-    (texts: `text_parameters`), for forms that write texts as they write numbers.
+    (texts: `text_parameters`), for formats that write texts as they write numbers.
     """
 
     tools: Sequence[Tool] = ()

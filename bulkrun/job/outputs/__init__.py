@@ -1,1 +1,1 @@
-"""What the text of an output holds: thoughts, calls of tools, values that fit a schema, log-probabilities."""
+"""What the text of an output holds: thoughts, tool calls, values that fit a schema, log-probabilities."""

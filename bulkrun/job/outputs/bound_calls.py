@@ -1,6 +1,6 @@
 """Finished answers that have to be calls: whether they are whole, and whether the arguments fit the functions.
 
-Knows the form of calls and JSON schemas; knows no tokens.
+Knows the format of calls and JSON schemas; knows no tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class BoundCallsParser:
 
     def __init__(self, structured: StructuredOutput) -> None:
         bound = json.loads(structured.value)
-        self._form, self._texts = bound["format"], json.dumps(bound.get("texts", {}))
+        self._format, self._texts = bound["format"], json.dumps(bound.get("texts", {}))
         schemas = {one["name"]: one["parameters"] for one in bound["functions"]}
         make = validator_class()
         self._validators = {name: make(schema, registry=referencing.Registry()) for name, schema in schemas.items()}
 
     def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[None, RowError | None]:
         """Why the answer is not what has to be called, or None; never a value for the column `parsed`."""
-        response, calls = split_calls(text, self._form, self._texts)
+        response, calls = split_calls(text, self._format, self._texts)
         try:
             if not calls:  # of several the last may be cut: its text stays in the response
                 raise ValueError("the output ends before its calls are complete")

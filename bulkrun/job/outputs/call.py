@@ -1,4 +1,4 @@
-"""One call of a tool, and the JSON that it is made of. Knows no form that a model writes calls in."""
+"""One tool call, and the JSON that it is made of. Knows none of the formats that models write calls in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that show some special tokens: those that mark calls of tools. Knows the tokenizer as a function.
+"""Texts that show some special tokens: those that mark tool calls. Knows the tokenizer as a function.
 
 Texts leave special tokens out, and a model may have the markers of its calls as such.
 """

@@ -1,4 +1,4 @@
-"""An answer in two: the calls of tools that a model wrote, and the text outside of them. Knows text only.
+"""An answer in two: the tool calls that a model wrote, and the text outside of them. Knows text only.
 
     hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, anywhere
     llama3_json  {"name": ..., "parameters": {...}}, the whole answer or what follows <|python_tag|>; several with ;
@@ -51,12 +51,12 @@ class Split(NamedTuple):
 _Read = Callable[[str, int], tuple[list[Call], int]]  # calls in a text from a position on, and where they end
 
 
-def split_calls(text: str, form: ToolFormat, texts: str = "") -> Split:
+def split_calls(text: str, tool_format: ToolFormat, texts: str = "") -> Split:
     """The calls in an answer that ended, and the rest of it. `texts` is that of `request.ToolCalls`."""
-    opener, read = _form(form, texts)
-    if opener not in text and form == "llama3_json":
+    opener, read = _opener_and_reader(tool_format, texts)
+    if opener not in text and tool_format == "llama3_json":
         return _split_bare(text)
-    if opener not in text and form == "qwen3_coder":
+    if opener not in text and tool_format == "qwen3_coder":
         opener = "<function="  # which the model takes for the beginning at times
     rest, calls, at, malformed = list[str](), list[Call](), 0, 0
     while (begin := text.find(opener, at)) >= 0 and malformed < _MOST_MALFORMED:
@@ -98,11 +98,11 @@ def _split_bare(text: str) -> Split:
     return _split(rest, calls)
 
 
-def _form(form: ToolFormat, texts: str) -> tuple[str, _Read]:
+def _opener_and_reader(tool_format: ToolFormat, texts: str) -> tuple[str, _Read]:
     """What begins calls, and what reads them from there on."""
-    if form in _WRITTEN:
-        return "<tool_call>", partial(_WRITTEN[form], texts=_texts(texts))
-    return _FORMS[form]
+    if tool_format in _TAGGED:
+        return "<tool_call>", partial(_TAGGED[tool_format], texts=_texts(texts))
+    return _FORMATS[tool_format]
 
 
 @lru_cache(256)  # of a job whose rows bring their own tools, the latest
@@ -111,11 +111,11 @@ def _texts(texts: str) -> Texts:
     return of_functions
 
 
-_FORMS: dict[ToolFormat, tuple[str, _Read]] = {
+_FORMATS: dict[ToolFormat, tuple[str, _Read]] = {
     "hermes": ("<tool_call>", read_hermes),
     "llama3_json": ("<|python_tag|>", read_llama),
     "mistral": ("[TOOL_CALLS]", read_mistral),
     "granite": ("<|tool_call|>", read_granite),
     "harmony": (OPENER, read_harmony),
 }
-_WRITTEN = {"qwen3_coder": read_coder, "glm45": read_glm}
+_TAGGED = {"qwen3_coder": read_coder, "glm45": read_glm}

@@ -33,8 +33,10 @@ def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
 
 
 def refuse_other_columns(job: Mapping[str, Any], spec: JobSpec, overrides: Sequence[str]) -> None:
-    """Raise UsageError where the retry, whose job is prepared by now (a schema read, the form of calls told), would
-    have other columns than the recorded job."""
+    """Raise UsageError where the retry would have other columns than the recorded job.
+
+    Its job is prepared by now: a schema is read, the format of tool calls told.
+    """
     old, new = (result_fields(each) for each in (JobSpec.model_validate(job), spec))
     if old != new:
         names = sorted({field.name for field in {*old} ^ {*new}})

@@ -47,7 +47,7 @@ from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
 from bulkrun.launch.preparation.origin import model_facts, prompt_facts
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
-from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_tools, with_form_of_calls
+from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_tools, with_tool_format
 from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config.adapter_fit import check_adapter
 from bulkrun.models.config.find_model import resolve_model
@@ -204,7 +204,7 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     model = ModelConfig.from_dir(model_dir)
     check_adapter(adapter, model_dir)
     tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
-    spec = with_markers(with_form_of_calls(spec, tokenizer), model.architecture)
+    spec = with_markers(with_tool_format(spec, tokenizer), model.architecture)
     if warns:
         warn_of_channels(spec, model.architecture)
         warn_of_hidden_tools(spec, tokenizer)

@@ -42,7 +42,7 @@ def with_schema(spec: JobSpec) -> JobSpec:
 def with_markers(spec: JobSpec, architecture: str) -> JobSpec:
     """The spec with the markers of thoughts that this architecture writes, where it names none.
 
-    A form of calls that is known (`with_form_of_calls`) tells them too.
+    A known format of tool calls (`with_tool_format`) tells them too.
     """
     thinking, calls = spec.sampling.thinking, spec.sampling.tool_calls
     has_channels = calls is not None and calls.format == "harmony"

@@ -1,4 +1,4 @@
-"""Calls of tools, prepared before anything runs: their form told from the chat template, what is bound compiled once.
+"""Tool calls, prepared before anything runs: their format told from the chat template, grammars compiled once.
 
 Knows how a job says it and what the text side knows of templates; knows no engine.
 """
@@ -20,15 +20,15 @@ from bulkrun.job.prompts.detect import detected_job
 from bulkrun.request import ToolFormat
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
-from bulkrun.text.tool_format import form_of_calls
+from bulkrun.text.tool_format import tool_format_of
 
-_FORMS = (
+_FORMATS = (
     f"set sampling.tool_calls.format: {', '.join(get_args(ToolFormat))}, or none, which leaves calls in the response"
 )
 
 
-def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
-    """The spec with the form of calls told from its chat template, where it offers tools or names no form.
+def with_tool_format(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
+    """The spec with the format of tool calls told from its chat template, where it offers tools or names no format.
 
     Where calls come in channels, thoughts do too, and get a column. Raises JobFileError where the template does not
     tell, or cannot be read.
@@ -38,18 +38,20 @@ def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
         calls = ToolCallsSpec()
     if calls is None:
         return spec
-    form = _told_form(spec, tokenizer) if calls.format == "auto" else calls.format
-    implied = {"thinking": ThinkingSpec()} if form == "harmony" and spec.sampling.thinking is None else {}
-    return spec.with_keys(sampling={"tool_calls": calls.model_copy(update={"format": form}), **implied})
+    tool_format = _told_format(spec, tokenizer) if calls.format == "auto" else calls.format
+    implied = {"thinking": ThinkingSpec()} if tool_format == "harmony" and spec.sampling.thinking is None else {}
+    return spec.with_keys(sampling={"tool_calls": calls.model_copy(update={"format": tool_format}), **implied})
 
 
-def _told_form(spec: JobSpec, tokenizer: Tokenizer) -> ToolFormat:
+def _told_format(spec: JobSpec, tokenizer: Tokenizer) -> ToolFormat:
     source = _source(spec, tokenizer)
-    form = None if source is None else form_of_calls(source)
-    if form is None:
-        why = "there is no chat template" if source is None else "the chat template writes none of the forms known here"
-        raise JobFileError([f"sampling.tool_calls: {why}; {_FORMS}"])
-    return form
+    tool_format = None if source is None else tool_format_of(source)
+    if tool_format is None:
+        why = (
+            "there is no chat template" if source is None else "the chat template writes none of the formats known here"
+        )
+        raise JobFileError([f"sampling.tool_calls: {why}; {_FORMATS}"])
+    return tool_format
 
 
 def check_calls(spec: JobSpec) -> None:
@@ -61,7 +63,7 @@ def check_calls(spec: JobSpec) -> None:
         offer = offered(tools, choice)
     except ValueError as problem:
         raise JobFileError([f"prompt.tool_choice: {problem}"]) from None
-    assert spec.sampling.tool_calls is not None, "a job whose tools have to be called has a form for them"
+    assert spec.sampling.tool_calls is not None, "a job whose tools have to be called has a format for them"
     wanted = (offer.with_texts() if spec.sampling.tool_calls.needs_texts else offer).bound
     for function in wanted["functions"]:
         bound = spec.sampling.to_params({"tool_calls": {**wanted, "functions": [function]}}).structured_outputs

@@ -25,7 +25,7 @@ from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_markers, with_schema
-from bulkrun.launch.preparation.tool_calling import with_form_of_calls
+from bulkrun.launch.preparation.tool_calling import with_tool_format
 from bulkrun.launch.python_api.calls import EngineSettings, Shown, engine_section
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of, sampling_with
@@ -232,7 +232,7 @@ class LLM:
         if isinstance(sampling, SamplingParams):
             if has_tools and sampling.tool_calls is None:
                 made = self._spec_of(implied).to_params()
-                thinking = sampling.thinking or made.thinking  # which some forms of calls imply
+                thinking = sampling.thinking or made.thinking  # which some formats of tool calls imply
                 sampling = replace(sampling, tool_calls=made.tool_calls, thinking=thinking)
             return sampling, None
         if not isinstance(sampling, Mapping):
@@ -244,7 +244,7 @@ class LLM:
 
     def _spec_of(self, sampling: Mapping[str, Any]) -> SamplingSpec:
         job = with_schema(job_of({**self._job, "sampling": dict(sampling)}))
-        return with_markers(with_form_of_calls(job, self._tokenizer), self._architecture).sampling
+        return with_markers(with_tool_format(job, self._tokenizer), self._architecture).sampling
 
 
 def _not_sampling(given: object) -> UsageError:

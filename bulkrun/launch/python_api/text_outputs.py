@@ -23,7 +23,7 @@ class RequestOutput:
     """What became of one prompt, the `index`-th of its call.
 
     `error` is None if and only if there is an answer; a prompt that failed may have the text that came before. An
-    answer that is nothing but calls of tools has `tool_calls` ({id, name, arguments as JSON text}) and no `text`.
+    answer that is nothing but tool calls has `tool_calls` ({id, name, arguments as JSON text}) and no `text`.
     `reasoning`, `tool_calls`, `parsed` and the log-probabilities are there where the sampling asks for them.
     """
 

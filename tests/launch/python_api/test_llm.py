@@ -220,7 +220,7 @@ def test_tools_that_cannot_be_called_are_refused(llm: bulkrun.LLM, monkeypatch: 
     chat = functools.partial(llm.chat, [{"role": "user", "content": "hello"}])
     bad = {"type": "function", "function": {"name": "f", "parameters": {"type": "strin"}}}
     for sampling in (None, bulkrun.SamplingParams()):
-        with pytest.raises(JobFileError, match=r"none of the forms known here; set sampling\.tool_calls\.format"):
+        with pytest.raises(JobFileError, match=r"none of the formats known here; set sampling\.tool_calls\.format"):
             chat(sampling, tools=TOOLS)
     monkeypatch.setattr(llm._tokenizer, "chat_template", HERMES)
     bound = bulkrun.SamplingParams(structured_outputs=StructuredOutput("regex", "a"))
