@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.processor import has_avx512, has_gpu_driver
 
@@ -19,6 +20,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # read when OpenMP is loaded, with torch: threads of several processes that spin for their next piece of work take
     # the cores from each other (two processes with two threads each on two cores: six times as slow)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# How long one example takes says nothing: the machine may be doing something else beside.
+settings.register_profile("any_speed", deadline=None)
+settings.load_profile("any_speed")
 
 pytest_plugins = ["tests.s3_server", *(["tests.lost_gpu"] if "PYTEST_XDIST_WORKER" in os.environ else [])]
 

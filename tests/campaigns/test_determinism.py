@@ -71,7 +71,7 @@ def test_without_the_mode_rows_differ_so_that_the_others_could_fail(
     assert other.most_distinct > 1
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**16), dtype=st.sampled_from(["float32", "bfloat16"]))
 def test_any_way_gives_the_same_bits(model_dirs: dict[str, Path], seed: int, dtype: str) -> None:
     rng = random.Random(seed)

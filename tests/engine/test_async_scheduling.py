@@ -49,7 +49,7 @@ def _step_until_done(engine: LLMEngine) -> dict[str, Completion]:
     return done
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_traffic_equals_transformers(
     make_engine: EngineFactory, expected: dict[str, list[int]], data: st.DataObject

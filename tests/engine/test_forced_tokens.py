@@ -166,7 +166,7 @@ def _any_request(draw: st.DrawFn, number: int) -> Request:
     return Request(str(number), prompt, params, seed=number, priority=draw(st.integers(-1, 1)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_any_traffic_has_the_tokens_that_masks_give(make_engine: EngineFactory, data: st.DataObject) -> None:
     """Priorities, chunks, saved tokens, a pool too small for everybody, steps that are launched ahead."""

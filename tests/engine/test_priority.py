@@ -64,7 +64,7 @@ def test_the_queue_is_sorted_by_priority_and_arrival_whatever_goes_in_and_out(mo
         assert queue.head.order == expected[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=12),
     st.integers(1, 150),
@@ -226,7 +226,7 @@ def test_when_blocks_run_out_the_worst_priority_gives_way_however_cheap_others_a
     assert [seq.num_preemptions for seq in seqs] == [0, 0, 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     work=st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 12), st.integers(0, 6)),

@@ -89,7 +89,7 @@ def test_appended_tokens_stand_in_their_rows_and_nowhere_else(op: object) -> Non
     assert token_ids_RL.tolist() == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=NUM_ROWS),
     block_size=st.sampled_from([1, 4, 16]),

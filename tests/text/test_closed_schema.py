@@ -36,7 +36,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schema=schemas, value=values)
 def test_what_fits_the_closed_schema_fits_the_schema(schema: Any, value: Any) -> None:
     before = json.dumps(schema)

@@ -59,7 +59,7 @@ def constraint(tokenizer: Tokenizer, kind: Any, value: str) -> TokenConstraint:
     return made
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_every_json_output_fits_the_schema(tokenizer: Tokenizer, seed: int) -> None:
     made = constraint(tokenizer, "json", json.dumps(SCHEMA))
@@ -68,7 +68,7 @@ def test_every_json_output_fits_the_schema(tokenizer: Tokenizer, seed: int) -> N
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text_of(tokenizer, output)))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_every_regex_output_matches(tokenizer: Tokenizer, seed: int) -> None:
     pattern = r"(ab|[0-9]{2,4}x)+ end"
@@ -78,7 +78,7 @@ def test_every_regex_output_matches(tokenizer: Tokenizer, seed: int) -> None:
     assert re.fullmatch(pattern, text_of(tokenizer, output))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_every_grammar_output_is_of_the_language(tokenizer: Tokenizer, seed: int) -> None:
     made = constraint(tokenizer, "grammar", 'start: "(" start ")" | "x"{1,3}')

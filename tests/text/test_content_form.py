@@ -115,7 +115,7 @@ CHATS = st.tuples(CONTENTS, CONTENTS, CONTENTS, CONTENTS).map(
         for role, content in zip(("system", "user", "assistant", "user"), said, strict=True)
     ]
 )
-checked = settings(deadline=None, max_examples=25)
+checked = settings(max_examples=25)
 
 
 def theirs(source: str, chat: list[dict[str, Any]]) -> str:

@@ -48,7 +48,7 @@ def run_matcher(kind: str, ids: list[int], stop: list[str]) -> tuple[int | None,
 stops = st.lists(st.sampled_from(PIECES) | st.text("the \né日🎉x#", min_size=1, max_size=6), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=25), stop=stops)
 @pytest.mark.parametrize("kind", ["byte level", "metaspace"])
 def test_matches_at_the_token_where_the_whole_text_first_holds_a_stop_string(
@@ -62,7 +62,7 @@ def test_matches_at_the_token_where_the_whole_text_first_holds_a_stop_string(
         assert found in stop and text.find(found) == min(at for string in stop if (at := text.find(string)) >= 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), stop=stops)
 def test_random_bytes_and_special_tokens_neither_hide_nor_invent_a_match(data: st.DataObject, stop: list[str]) -> None:
     vocab = tokenizer("byte level").vocab_size

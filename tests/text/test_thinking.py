@@ -52,7 +52,7 @@ def raw_text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
     return tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), budget=st.integers(1, 12))
 def test_thoughts_keep_to_their_budget_and_the_answer_fits(tokenizer: Tokenizer, seed: int, budget: int) -> None:
     markers = ThinkingMarkers(tokenizer, "<think>", "</think>")

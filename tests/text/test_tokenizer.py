@@ -74,7 +74,7 @@ def test_the_file_counts_and_not_what_transformers_5_makes_of_a_class_of_its_own
     assert ours != [theirs.encode(text) for text in TEXTS], "transformers reads the file now: say so in tokenizer.py"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5))
 @pytest.mark.parametrize("name", ["byte level, adds bos and eos", "metaspace, bos"])
 def test_any_text_equals_transformers(name: str, texts: list[str]) -> None:
@@ -99,7 +99,7 @@ def test_an_output_that_is_cut_inside_a_character_loses_that_character_alone(nam
         assert text.startswith(cut.removesuffix("\ufffd"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from([*"é本🎉".encode(), 0x41, 0xFF, 0xC0]), max_size=12), st.data())
 def test_byte_tokens_read_as_their_bytes_whatever_is_between_them(content: list[int], data: st.DataObject) -> None:
     """Oracle: Python's decoder. Special tokens that are skipped part no bytes; those that are shown do."""

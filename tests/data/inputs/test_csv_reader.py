@@ -101,7 +101,7 @@ fields = st.text(st.sampled_from('ab,"\n\r é😀'), max_size=6)
 
 
 @given(table=st.lists(st.tuples(fields, fields), max_size=30), packed=st.booleans())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_written_by_the_csv_module_comes_back_from_every_position(
     tmp_path: Path, table: list[tuple[str, str]], packed: bool
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_table_written_by_the_csv_module_comes_back_from_every_position(
 
 
 @given(data=st.binary(max_size=60).map(lambda data: data.replace(b'"', b"'")), cap=st.integers(10, 70))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_without_quotes_every_fuzzed_line_that_is_not_blank_is_exactly_one_row(
     tmp_path: Path, data: bytes, cap: int
 ) -> None:
@@ -127,7 +127,7 @@ def test_without_quotes_every_fuzzed_line_that_is_not_blank_is_exactly_one_row(
 
 
 @given(data=st.text(st.sampled_from('a,"\n\r'), max_size=40))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_quotes_in_any_place_never_raise(tmp_path: Path, data: str) -> None:
     (tmp_path / "x.csv").write_bytes(b"a,b\n" + data.encode())
     rows, errors = read(tmp_path / "x.csv")

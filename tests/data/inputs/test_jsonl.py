@@ -241,7 +241,7 @@ fuzzed_line = st.one_of(
 
 
 @given(lines=st.lists(fuzzed_line, max_size=30), final_newline=st.booleans(), cap=st.integers(1, 400))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_fuzzed_lines_that_are_not_blank_are_each_exactly_one_row(
     tmp_path: Path, lines: list[bytes], final_newline: bool, cap: int
 ) -> None:
@@ -264,7 +264,7 @@ def test_fuzzed_lines_that_are_not_blank_are_each_exactly_one_row(
         max_size=40,
     )
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_written_by_json_comes_back_equal(tmp_path: Path, table: list[dict[str, Any]]) -> None:
     assert read(write_lines(tmp_path / "x.jsonl", table)) == (table, {})
 

@@ -28,7 +28,7 @@ texts = st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"bcd", b'"', b"\xff", B
 
 
 @given(data=texts, cap=st.integers(0, 9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_line_comes_once_with_its_number_offset_and_bytes(data: bytes, cap: int) -> None:
     want = expected_lines(data)
     # A mark cut by the first tiny read would not be seen, and a file's first chunk is never that small.

@@ -322,7 +322,7 @@ def test_small_rows_still_come_in_large_batches(tmp_path: Path) -> None:
 @example(flips=[(8137, 1)])  # a row group's number of rows
 @example(flips=[(4890, 0)])  # the number of row groups
 @example(flips=[(4495, 7)])  # a column's name is no text any more
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_flipped_bits_anywhere_are_an_input_error_or_lose_no_row(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     """Pages have checksums; the footer has none (a name is then another name), but its numbers must agree."""
     columns = {"a": list(range(300)), "m": [[{"role": "user", "content": str(n)}] for n in range(300)]}
@@ -356,7 +356,7 @@ SCHEMA = pa.schema([("i", pa.int64()), ("t", pa.string()), ("l", pa.list_(pa.flo
 
 
 @given(table=rows_of_table, group=st.integers(1, 13), start=st.integers(0, 41), limit=st.integers(0, 41))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_table_comes_back_from_any_position_up_to_any_limit(
     tmp_path: Path, table: list[dict[str, Any]], group: int, start: int, limit: int
 ) -> None:

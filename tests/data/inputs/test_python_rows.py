@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with_text
@@ -120,7 +120,6 @@ def test_a_float32_is_its_shortest_decimal_wherever_it_is() -> None:
     assert shown[2]["float"] == 3.4028235e38
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
 def test_the_shortest_decimal_is_still_the_same_float32(values: list[float]) -> None:
     floats = pa.array(values, pa.float32())

@@ -45,7 +45,7 @@ def test_single_rows_are_gathered_into_tables_of_the_usual_size_whatever_they_we
     assert [table.num_rows for table in _gathered(rows)] == [1024, 1024, 452]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 40), st.integers(1, 9), st.integers(1, 9), st.sets(st.integers(0, 39)), st.sets(st.integers(0, 39))
 )

@@ -129,7 +129,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schema=schemas, value=json_values)
 def test_a_value_that_fits_its_schema_fits_its_column(schema: dict[str, Any], value: Any) -> None:
     if not jsonschema.Draft202012Validator(schema).is_valid(value):

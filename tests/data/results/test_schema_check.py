@@ -59,7 +59,7 @@ VALUES = st.recursive(
 
 
 @given(keyword=st.sampled_from(KEYWORDS), value=VALUES, inside=st.booleans())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_the_schema_of_schemas_in_one_document_says_what_the_published_one_says(
     keyword: str, value: Any, inside: bool
 ) -> None:

@@ -28,7 +28,7 @@ from bulkrun.data.storage.partitions import (
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts)
 @example("..")
 @example("/etc/passwd")

@@ -116,7 +116,7 @@ def test_an_object_cut_off_in_its_compressed_middle_is_refused(bucket: Bucket) -
         read(bucket.put("a.jsonl.gz", gzip.compress(lines(ROWS))[:2000]))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.integers(0, 500), kind=st.sampled_from(["a.parquet", "a.jsonl", "a.jsonl.zst"]))
 def test_reading_resumes_from_any_position_of_an_object(bucket: Bucket, start: int, kind: str) -> None:
     data = {"a.parquet": parquet(ROWS[:500], row_group_size=70), "a.jsonl": lines(ROWS[:500])}

@@ -45,7 +45,7 @@ def keys_of(tables: Iterator[pa.Table]) -> list[tuple[int, int]]:
     st.sampled_from([1, 300, 2000, 2**26]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_deal_of_rows_to_tables_comes_out_sorted(
     rows: list[int], samples: int, tables: int, held_bytes: int, chance: random.Random
 ) -> None:

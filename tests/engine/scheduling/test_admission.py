@@ -33,7 +33,7 @@ def _simulated_peak(growths: list[Growth]) -> int:
     return peak
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     *[st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=6)] * 2,
     st.integers(0, 9),

@@ -124,7 +124,7 @@ def test_dynamic_waits_for_a_full_batch_but_no_longer_than_the_window() -> None:
     assert [seq.arrival for seq in _step(scheduler).seqs] == [2, 3, 4]  # full: no waiting
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batching=st.sampled_from(POLICIES),
     work=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 15)), min_size=1, max_size=15),

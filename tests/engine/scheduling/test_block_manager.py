@@ -228,4 +228,4 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 
 TestBlockManagerMachine = BlockManagerMachine.TestCase
-TestBlockManagerMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestBlockManagerMachine.settings = settings(max_examples=150, stateful_step_count=30)

@@ -24,7 +24,7 @@ def _by_definition(tokens: list[int], limits: RepetitionStop) -> tuple[int, int]
     return None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     pieces=st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(1, 6)), max_size=8),
     max_pattern=st.integers(1, 7),

@@ -121,7 +121,7 @@ def _check_run(
     return batches
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     work=st.lists(
         st.tuples(
@@ -551,4 +551,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40)

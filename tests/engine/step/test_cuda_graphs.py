@@ -93,7 +93,7 @@ def test_padded_steps_have_transformers_tokens(
     assert replays[True] > 0
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     order=st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=12),
     max_num_seqs=st.integers(1, 9),

@@ -48,7 +48,7 @@ def best_saving(tables: list[list[int]], block_size: int, seqs_per_tile: int) ->
     return split(list(range(len(tables))), shared_prefixes.MIN_PREFIX_LEN // PREFIX_UNIT)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     num_seqs=st.integers(1, 60),

@@ -22,7 +22,7 @@ def batch_of(contexts: list[int], chunks: list[int]) -> ScheduledBatch:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     contexts=st.lists(st.integers(1, 300_000), max_size=70),
     chunks=st.lists(st.integers(1, 300), max_size=6),

@@ -327,7 +327,7 @@ yaml_pieces = st.sampled_from(YAML_PIECES)
 @given(
     pieces=st.lists(yaml_pieces, max_size=12), at=st.integers(0, len(GOOD)), option=st.lists(yaml_pieces, max_size=4)
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_a_spec_or_a_list_of_problems_with_places(
     folder: Path, pieces: list[str], at: int, option: list[str]
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_choice_that_begins_with_a_space_is_read_as_that_choice(kind: str, see
     assert read(kind, prompt, output) in choices
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), cut=st.integers(0, 5))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_what_a_stream_behind_the_prompt_shows(kind: str, pieces: list[str], cut: int) -> None:
@@ -90,7 +90,7 @@ def test_a_text_is_what_a_stream_behind_the_prompt_shows(kind: str, pieces: list
     assert text == shown or (text.startswith(shown) and text.endswith("\ufffd"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=15), stop=st.sampled_from(PIECES), min_tokens=st.integers(0, 9)
 )

@@ -188,7 +188,7 @@ def test_a_number_that_nothing_can_follow_is_an_answer() -> None:
     assert rating.parse("3", "length", "whole")[1] is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     value=st.fixed_dictionaries(
         {}, optional={"title": st.text(max_size=3) | st.integers(), "n": st.integers() | st.floats(), "x": st.none()}

@@ -23,7 +23,7 @@ def window(units: list[tuple[int, int, int]]) -> tuple[RunOrder, np.ndarray, np.
     return order, np.array(costs, np.int64), np.array(sizes, np.int64)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(units, st.integers(1, 40), st.integers(1, 2000), st.integers(1, 12))
 def test_shards_are_whole_within_limits_balanced_and_keep_copies_together(
     units: list[tuple[int, int, int]], rows: int, nbytes: int, shards: int

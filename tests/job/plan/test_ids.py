@@ -16,7 +16,7 @@ windows = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(windows, st.integers(1, 8))
 def test_duplicates_equal_a_count_in_memory_however_they_are_split(
     windows: list[list[str | None]], slice_ids: int

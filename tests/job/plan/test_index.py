@@ -30,7 +30,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts)
 def test_hashes_are_equal_exactly_where_prompts_and_prefixes_are(prompts: list[list[int]]) -> None:
     index = build(prompts)
@@ -45,7 +45,7 @@ def test_hashes_are_equal_exactly_where_prompts_and_prefixes_are(prompts: list[l
                 assert (index.prefixes[a, level] == index.prefixes[b, level]) == shared
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts, st.integers(1, 5))
 def test_how_rows_were_batched_does_not_matter(prompts: list[list[int]], batch: int) -> None:
     one, other = build(prompts), build(prompts, batch=batch)

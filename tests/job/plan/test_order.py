@@ -17,7 +17,7 @@ def is_together(places: list[int]) -> bool:
     return max(places) - min(places) == len(places) - 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts)
 def test_every_row_is_in_the_order_once_and_clusters_are_together(rows: list[list[int]]) -> None:
     order = run_order(build(rows))
@@ -32,7 +32,7 @@ def test_every_row_is_in_the_order_once_and_clusters_are_together(rows: list[lis
         assert order.first[places].tolist() == [True] + [False] * (len(places) - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts, st.randoms(use_true_random=False))
 def test_the_order_of_prompts_does_not_depend_on_the_order_of_rows(rows: list[list[int]], rng: object) -> None:
     shuffled = list(rows)
@@ -50,7 +50,7 @@ def test_a_cluster_comes_by_its_mean_and_its_rows_longest_first() -> None:
     assert ordered(rows) == [rows[1], cluster[0], cluster[2], cluster[1], rows[3]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts)
 def test_savings_are_what_a_tree_of_the_indexed_depths_saves(rows: list[list[int]]) -> None:
     index = build(rows)

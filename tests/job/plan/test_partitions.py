@@ -108,7 +108,7 @@ def test_a_column_that_cannot_name_folders_is_refused_before_the_first_row(colum
         Partitions(columns, schema)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 2), st.booleans()), max_size=30))
 def test_folders_are_those_of_a_plain_loop_over_the_rows(rows: list[tuple[str | None, int, bool]]) -> None:
     schema = pa.schema([("s", pa.string()), ("i", pa.int32()), ("b", pa.bool_())])

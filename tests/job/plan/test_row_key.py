@@ -29,7 +29,7 @@ def refused(codes: list[str], payload: pa.StructArray) -> pa.Table:
     return pa.table({**columns, "error_code": codes, "passthrough": payload})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ROWS, ROWS)
 def test_keys_are_equal_if_and_only_if_tokens_and_overrides_are(
     one: list[tuple[list[int] | None, str | None]], other: list[tuple[list[int] | None, str | None]]

@@ -43,7 +43,7 @@ def record(row: int, response: str = "text", sample: int = 0) -> JournalRecord:
 
 
 @given(records=st.lists(st.one_of(RECORDS, PARTIALS), max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_records_read_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, records: list) -> None:
     path = tmp_path_factory.mktemp("journal") / "shard-00000.a.jsonl"
     writer = JournalWriter(path)
@@ -71,7 +71,7 @@ def test_cut_at_every_byte_it_keeps_exactly_the_whole_records(tmp_path: Path) ->
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=5), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_changed_byte_costs_the_rows_it_hits_and_never_gives_a_wrong_one(
     tmp_path_factory: pytest.TempPathFactory, records: list[JournalRecord], data: st.DataObject
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_changed_byte_costs_the_rows_it_hits_and_never_gives_a_wrong_one(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_are_refused_without_a_traceback(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
     path = tmp_path_factory.mktemp("journal") / "j"
     path.write_bytes(junk)

@@ -163,7 +163,7 @@ def test_a_torn_line_is_left_out(run: RunDir) -> None:
     assert read_flight(path).left == [(0, 1, 0), (0, 2, 0)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 40), unique=True),
     st.dictionaries(st.integers(0, 40), st.integers(1, 30)),

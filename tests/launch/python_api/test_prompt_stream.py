@@ -48,7 +48,7 @@ def stream(shared: SharedEngine, prompts: Iterator[Asked], ordered: bool = True)
     return PromptStream(shared, TextOutputs(AnswerReader(decode, COLUMNS)), encode, prompts, ordered=ordered).outputs()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 60), st.integers(1, 9), st.booleans())
 def test_every_prompt_comes_out_once_and_reading_stays_within_the_window(
     count: int, max_num_seqs: int, ordered: bool

@@ -242,7 +242,7 @@ def test_plan_says_what_would_change_and_changes_nothing(nights: Nights) -> None
 TEXTS = st.dictionaries(st.sampled_from([f"r{number}" for number in range(12)]), st.integers(0, 3), max_size=12)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(TEXTS.filter(bool), min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_after_any_nights_the_results_are_those_of_one_run_over_the_last_input(
     tmp_path_factory: pytest.TempPathFactory, inputs: list[dict[str, int]], order: random.Random

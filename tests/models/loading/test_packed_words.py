@@ -18,7 +18,7 @@ def numbers(high: int, wide: int, num_bits: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**num_bits, (high, wide))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SIZES, st.integers(0, 39), st.integers(0, 40))
 def test_rows_packed_along_inputs(size: tuple[int, int, int, int], first: int, last: int) -> None:
     high, wide, num_bits, _ = size
@@ -29,7 +29,7 @@ def test_rows_packed_along_inputs(size: tuple[int, int, int, int], first: int, l
         assert ours.tolist() == expected[rows].tolist()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 5), st.integers(0, 6), st.integers(0, 2**32))
 def test_rows_packed_along_outputs(num_words: int, wide: int, first: int, last: int, seed: int) -> None:
     expected, rows = numbers(8 * num_words, wide, 4, seed), slice(8 * min(first, num_words), 8 * min(last, num_words))
@@ -37,7 +37,7 @@ def test_rows_packed_along_outputs(num_words: int, wide: int, first: int, last: 
     assert numbers_of_rows(stored, rows, "awq", 4).tolist() == expected[rows].tolist()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SIZES)
 def test_zero_points(size: tuple[int, int, int, int]) -> None:
     high, _, num_bits, _ = size

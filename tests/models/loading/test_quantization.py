@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bulkrun.models.decoder.decoder import Decoder
@@ -98,7 +98,6 @@ def test_dummy_weights_are_the_same_noise_quantized(tmp_path: Path) -> None:
     assert logits.isfinite().all()
 
 
-@settings(deadline=None)
 @given(
     outer=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     size=st.integers(2, 5),

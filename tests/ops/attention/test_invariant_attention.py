@@ -53,7 +53,7 @@ def test_equals_exact_attention(
 @pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(ends=st.lists(st.integers(1, 300), min_size=1, max_size=12, unique=True), threads=st.integers(1, 3))
 def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
     attend: Attend,

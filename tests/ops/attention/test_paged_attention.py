@@ -183,7 +183,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
         check_against_oracle([1, 1, 40], [90, 13, 70], heads=heads, dtype=dtype, tolerance=2e-2)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     decode=st.lists(st.integers(1, 40), max_size=6),
     chunks=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), max_size=4),

@@ -20,7 +20,7 @@ def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours.double(), expected, atol=0, rtol=0, equal_nan=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.floats(width=32) | st.floats(-500, 500, width=32), min_size=1, max_size=20))
 def test_every_number_goes_to_the_nearest_one_and_saturates(values: list[float]) -> None:
     x = torch.tensor(values, dtype=torch.float32)

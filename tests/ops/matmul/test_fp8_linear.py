@@ -18,7 +18,7 @@ RELATIVE, OF_LARGEST = 2.0**-4, 2.0**-10 / LARGEST
 ROUNDING = 1 + 1e-6  # of the division and the product in float32
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     rows=st.integers(1, 4),
     columns=st.integers(1, 33),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bulkrun import ops
@@ -36,7 +36,6 @@ def packed(weight: torch.Tensor) -> Int8Weight:
         max_size=4,
     )
 )
-@settings(deadline=None)
 def test_a_number_is_its_scale_times_its_integer_to_half_a_step(rows: list[list[float]]) -> None:
     x = torch.tensor(rows)
     values, scale = quantize_int8(x)

@@ -140,7 +140,7 @@ def test_rows_that_are_not_numbers_are_flagged_and_have_a_token_of_the_vocabular
 
 
 @needs_compiled
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     size=st.integers(1, 700),
     seed=st.integers(0, 10_000),

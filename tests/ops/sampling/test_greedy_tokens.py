@@ -61,7 +61,7 @@ def test_what_is_no_number_is_flagged_wherever_it_is(op: object, dtype: torch.dt
 
 
 @OPS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 40).flatmap(
         lambda size: st.lists(

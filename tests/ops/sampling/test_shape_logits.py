@@ -100,7 +100,7 @@ def test_neutral_penalties_change_nothing(op: Any) -> None:
 
 
 @pytest.mark.parametrize("op", PENALTY_TWINS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     vocab=st.integers(1, 300),
     width=st.integers(1, 600),

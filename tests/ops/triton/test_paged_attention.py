@@ -192,7 +192,7 @@ def test_one_long_context_among_short_ones_has_the_same_bits_in_the_room_that_al
     assert room.out.shape[0] <= 920 // 64 + 6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     contexts=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
     window=st.none() | st.integers(1, 1500),
