@@ -17,6 +17,7 @@ from tests.models.tiny_encoders import CLASSIFIERS, save_tiny_classifier
 
 SIZES: dict[str, Any] = {"max_num_batched_tokens": 70}
 LENS = (1, 7, 30, 31, 16, 2)  # of two steps
+SHORT_SIZES, SHORT_LENS = {"max_num_batched_tokens": 16}, (1, 7, 12, 2)  # of two steps, where more is interpreted
 HAS_GPU = torch.cuda.is_available()
 
 
@@ -40,10 +41,10 @@ def test_bfloat16_vectors_point_where_those_of_the_cpu_do(name: str, pooling: An
 @pytest.mark.parametrize("name", ["qwen3", "bert", "mpnet", "modernbert"])
 def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, pooling: Any, tmp_path: Path) -> None:
     path, args = MODELS[name](tmp_path), EmbeddingArgs(pooling=pooling)
-    prompts = texts(LENS)
-    expected = embed(EmbeddingEngine.from_model_dir(path, args, **SIZES), prompts)
+    prompts = texts(SHORT_LENS)
+    expected = embed(EmbeddingEngine.from_model_dir(path, args, **SHORT_SIZES), prompts)
     with gpu_stand_in() as gpu:
-        engine = EmbeddingEngine.from_model_dir(path, args, device="cuda", **SIZES)
+        engine = EmbeddingEngine.from_model_dir(path, args, device="cuda", **SHORT_SIZES)
         gpu.waits.clear()
         found = embed(engine, prompts)
     assert gpu.waits.total() == 0

@@ -104,7 +104,7 @@ def test_a_gpu_multiplies_the_stored_bytes_of_experts(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fp8_experts, "quantize_rows", quantize_rows)  # the interpreter rounds wrong
-    odd = {"hidden_size": 72}  # dense products are the references' then
+    odd = {"hidden_size": 72, "num_hidden_layers": 1}  # dense products are the references' then
     stored, plain = save_tiny_quantized(tmp_path, variant, "ct_channel", **odd)
     model = reference(plain)
     round_inputs(model, FORMATS["ct_channel"].left_out, fp8_oracle.fake_quantized)

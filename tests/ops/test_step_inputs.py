@@ -13,6 +13,7 @@ from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.step_inputs import append_tokens as compiled_append_tokens
 from bulkrun.ops.cpu.step_inputs import step_inputs as compiled_step_inputs
 from bulkrun.ops.step_inputs import StepBuffers, append_tokens, step_inputs
+from bulkrun.ops.triton import step_inputs as triton_module
 from bulkrun.ops.triton.step_inputs import step_inputs as triton_step_inputs
 
 needs_compiled = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
@@ -105,16 +106,17 @@ def test_any_mix(op: object, counts: list[int], block_size: int, padding: tuple[
 
 
 @OPS
-def test_more_sequences_blocks_and_tokens_than_a_tile(op: object) -> None:
+def test_more_sequences_blocks_and_tokens_than_a_tile(op: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_module, "_TILE", 64)
     device = device_of(op)
-    length, num_seqs = 2100, 1030
+    length, num_seqs = 180, 70
     tokens_RL = torch.arange(2 * length, dtype=torch.int32, device=device).view(2, length)
     blocks_RM = torch.arange(1, 2 * length + 1, dtype=torch.int32, device=device).view(2, length)
-    chunks = [(0, 5, 1)] * (num_seqs - 1) + [(1, 30, 2050)]
-    out = StepBuffers.allocate(num_seqs - 1 + 2050, num_seqs, length, device)
+    chunks = [(0, 5, 1)] * (num_seqs - 1) + [(1, 30, 130)]
+    out = StepBuffers.allocate(num_seqs - 1 + 130, num_seqs, length, device)
     packed = torch.tensor(chunks, device=device).t().contiguous()
     op(tokens_RL, blocks_RM, packed, out, block_size=1)  # type: ignore[operator]
-    assert out.cu_seqlens_q[-3:].tolist() == [1028, 1029, 1029 + 2050]
-    assert torch.equal(out.input_ids_T[1029:], tokens_RL[1, 30:2080])
-    assert torch.equal(out.slot_mapping_T[1029:], blocks_RM[1, 30:2080].long())
-    assert torch.equal(out.block_tables_SM[-1, :2080], blocks_RM[1, :2080])
+    assert out.cu_seqlens_q[-3:].tolist() == [68, 69, 69 + 130]
+    assert torch.equal(out.input_ids_T[69:], tokens_RL[1, 30:160])
+    assert torch.equal(out.slot_mapping_T[69:], blocks_RM[1, 30:160].long())
+    assert torch.equal(out.block_tables_SM[-1, :160], blocks_RM[1, :160])

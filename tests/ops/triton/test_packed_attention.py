@@ -96,7 +96,7 @@ def test_nothing_of_a_text_reaches_another(window: int | None, device: str) -> N
 
 def test_texts_of_one_length_and_of_many(device: str) -> None:
     for lens in ([5] * 40, [300], [1] * 130, [200, 300]):
-        states = make_states(lens, (2, 2, 16), torch.float32, device)
+        states = make_states(lens, (1, 1, 16), torch.float32, device)
         found = packed_attention(*states, TextLens.of(lens, device), scale=0.5)
         torch.testing.assert_close(found.double().cpu(), exact(states, lens, 0.5), atol=3e-6, rtol=3e-6)
 

@@ -109,23 +109,26 @@ def test_keeps_what_sorting_in_float64_keeps(
         assert (fewest_V <= ours_V).all() and (ours_V <= most_V).all(), setting
 
 
-def test_more_ties_than_there_is_room_for(device: str) -> None:
-    logits_SV = torch.zeros(4, 256 * 64 + 600, device=device)
+@pytest.mark.parametrize("depth", [4, pytest.param(64, marks=pytest.mark.gpu)])
+def test_more_ties_than_there_is_room_for(depth: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_DEPTH", depth)
+    logits_SV = torch.zeros(4, 256 * depth + 600, device=device)
     logits_SV[:, 5:300] = 1.0
     logits_SV[:, 400:500] = -1.0
     top_k_S, top_p_S = torch.tensor([0, 296, 0, 400], device=device), torch.tensor([0.9, 1.0, 0.01, 0.9], device=device)
     ours = cut_logits(logits_SV, top_k_S, top_p_S)
-    assert (ours > -math.inf).sum(-1).tolist() == [16_884, 16_884, 295, 16_884]
+    ones_and_zeros = 256 * depth + 500
+    assert (ours > -math.inf).sum(-1).tolist() == [ones_and_zeros, ones_and_zeros, 295, ones_and_zeros]
 
 
 def test_what_equals_the_last_one_kept_once_scaled_stays(device: str) -> None:
     """Neighbouring floats fall together when they are divided by 3."""
     logits_V = (torch.tensor(1.6).view(torch.int32) + torch.arange(40, dtype=torch.int32)).view(torch.float32)
-    temperature_S = torch.full((39,), 3.0)
-    top_k_S = torch.arange(1, 40)
-    expected_SV = filtered(logits_V.expand(39, -1), temperature_S, None, top_k_S, None) > -math.inf
+    top_k_S = torch.arange(1, 40, 4)
+    temperature_S = torch.full((len(top_k_S),), 3.0)
+    expected_SV = filtered(logits_V.expand(len(top_k_S), -1), temperature_S, None, top_k_S, None) > -math.inf
     assert (expected_SV.sum(-1) > top_k_S).any()
-    logits_SV = logits_V.repeat(39, 1).to(device)
+    logits_SV = logits_V.repeat(len(top_k_S), 1).to(device)
     threshold_S = least_kept(logits_SV, temperature_S.to(device), None, top_k_S.to(device), None).cpu()
     assert torch.equal(logits_V / 3.0 >= (threshold_S / 3.0)[:, None], expected_SV)
 
