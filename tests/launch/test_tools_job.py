@@ -196,7 +196,7 @@ def test_lines_of_a_batch_come_back_with_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "sampling", "said"),
     [
-        ({"tools": [COLOR]}, {}, r"sampling\.tool_calls: the chat template writes none of the forms .* set sampling"),
+        ({"tools": [COLOR]}, {}, r"sampling\.tool_calls: the chat template writes none of the formats .* set sampling"),
         (
             {"tools": [COLOR], "tool_choice": {"type": "function", "function": {"name": "z"}}},
             None,
