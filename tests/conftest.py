@@ -20,7 +20,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # the cores from each other (two processes with two threads each on two cores: six times as slow)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-pytest_plugins = ["tests.s3_server", *(["tests.lost_gpu"] if "PYTEST_XDIST_WORKER" in os.environ else [])]
+pytest_plugins = [
+    "tests.s3_server",
+    "tests.hub_server",
+    *(["tests.lost_gpu"] if "PYTEST_XDIST_WORKER" in os.environ else []),
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ from bulkrun.cli.jobs import plan, preview, retry, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.cli.schema import schema
-from bulkrun.cli.streams import drop_stdout, reader_is_gone, repair_streams
+from bulkrun.cli.streams import drop_stdout, no_bars_without_terminal, reader_is_gone, repair_streams
 from bulkrun.data.storage.durable import ADVICE
 from bulkrun.errors import BulkrunError, RunError
 
@@ -98,6 +98,7 @@ for _commands in _TOPICS.values():
 def run() -> None:
     """Entry point: a reader that went away (`bulkrun ... | head`) is not an error, a full disk behind stdout is one."""
     repair_streams()
+    no_bars_without_terminal()
     try:
         try:
             main(prog_name="bulkrun")

@@ -32,10 +32,11 @@ class InputSpec(Section):
 
     path: str | list[str] = Field(
         description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv or .tsv (text "
-        "also .gz, .zst); local or s3://; a file named twice is read once. CSV columns are all text. A JSON column has "
-        "the type of nine in ten of its first values; a row with any other value is an error row, except that a "
-        "number, true or false in a column of strings becomes text. Without such a majority the column is text, and "
-        "other values become JSON text."
+        "also .gz, .zst); local, s3://, or hf://datasets/OWNER/NAME[@REVISION]/PATH, which is in a dataset of the "
+        "Hugging Face hub and is downloaded first. A file named twice is read once. CSV columns are all text. A JSON "
+        "column has the type of nine in ten of its first values; a row with any other value is an error row, except "
+        "that a number, true or false in a column of strings becomes text. Without such a majority the column is "
+        "text, and other values become JSON text."
     )
     sql: str | None = Field(
         None,
