@@ -154,6 +154,7 @@ def test_a_query_as_json_has_no_nan_and_readable_intervals_and_bytes(folder: Pat
     ("arguments", "said"),
     [
         (("query", "out", "SELECT 1", "--csv", "--json"), "--csv or --json"),
+        (("status", "out", "--metrics", "--json"), "--metrics or --json"),
         (("query", "out", "SELECT 1", "--limit", "99999999999999999999"), "not in the range"),
         (
             ("submit", "job.yaml", "--fresh", "--resume-anyway"),
