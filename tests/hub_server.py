@@ -1,4 +1,4 @@
-"""A hub of datasets for tests: the few requests of `snapshot_download`, answered by a thread on loopback."""
+"""A hub of datasets and models for tests: the few requests of `snapshot_download`, answered by a thread on loopback."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from urllib.parse import unquote
 
 import pytest
 
-_REVISION = re.compile(r"/api/datasets/(?P<name>[^/]+/[^/]+)/revision/(?P<revision>[^?]+)")
-_TREE = re.compile(r"/api/datasets/(?P<name>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)")
-_FILE = re.compile(r"/datasets/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>[^?]+)")
+_REVISION = re.compile(r"/api/(?P<kind>datasets|models)/(?P<name>[^/]+/[^/]+)/revision/(?P<revision>[^?]+)")
+_TREE = re.compile(r"/api/(datasets|models)/(?P<name>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)")
+_FILE = re.compile(r"(/datasets)?/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>[^?]+)")
 
 
 @dataclass
 class Hub:
-    """Datasets by name: of each revision its files. `asked` are the paths of all requests, `status` fails them all."""
+    """Datasets and models by name: of each revision its files.
+
+    `asked` are the paths of all requests, `status` fails them all.
+    """
 
     url: str = ""
     revisions: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)

@@ -185,7 +185,11 @@ class JobSpec(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="A short name: letters, digits, dot, dash, underscore.",
     )
-    model: str = Field(min_length=1, description="A hub id, a local directory, or bundled:tiny.")
+    model: str = Field(
+        min_length=1,
+        description="A hub id (with @REVISION behind it that branch, tag or commit), a local directory, or "
+        "bundled:tiny.",
+    )
     task: Task = Field(
         "generate",
         description="generate: the model continues prompts; the results are texts. embed: one vector for each text, in "
