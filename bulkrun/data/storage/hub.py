@@ -25,6 +25,10 @@ HUB_SCHEME = "hf://"
 _DATASET = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>refs/(convert|pr)/[^/]+|[^/]+))?(/(?P<path>.*))?"
 )
+_IN_A_BROWSER = re.compile(
+    r"https?://huggingface\.co/(?P<name>datasets/[^/]+/[^/?]+)(/(tree|blob|resolve)/(?P<revision>[^/?]+))?(?P<path>/[^?]*)?"
+    r"(\?.*)?"
+)
 _NO_TIME = 429
 _SERVER_FAILED = 500
 
@@ -32,6 +36,16 @@ _SERVER_FAILED = 500
 def is_on_hub(path: str) -> bool:
     """Whether an input path names a dataset of the hub."""
     return path.startswith(HUB_SCHEME)
+
+
+def of_a_browser(url: str) -> str | None:
+    """What is to be written for the address of a dataset's page or file; None for any other address."""
+    found = _IN_A_BROWSER.fullmatch(url)
+    if found is None:
+        return None
+    revision = found["revision"]
+    at = f"@{revision}" if revision and revision != "main" else ""
+    return f"{HUB_SCHEME}{found['name']}{at}{(found['path'] or '').rstrip('/')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,13 @@ def test_without_the_hub_the_cache_is_the_dataset_if_all_of_it_is_there(dataset:
         ("hf://datasets/me/data/README.md", "unknown kind of input file '.md'"),
         ("hf://datasets/me/data@v9/all.jsonl", "no such revision"),
         ("hf://datasets/me/other", "no such dataset, or not for you"),
+        ("https://huggingface.co/datasets/me/data/", "; write hf://datasets/me/data$"),
+        ("https://huggingface.co/datasets/me/data/tree/main/train", "; write hf://datasets/me/data/train$"),
+        (
+            "https://huggingface.co/datasets/me/data/resolve/v2/a.csv?download=true",
+            "; write hf://datasets/me/data@v2/a.csv$",
+        ),
+        ("https://example.org/datasets/me/data", "; copy the files"),
         ("hf://me/data", "write hf://datasets/OWNER/NAME/PATH"),
         ("hf://datasets/data", "write hf://datasets/OWNER/NAME/PATH"),
         ("hf://datasets/me/data/../../x.jsonl", "write hf://datasets/OWNER/NAME/PATH"),
