@@ -14,15 +14,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScheduling
 
-_ROOMS = (
-    "data",
-    "engine",
-    "models",
-    "ops",
-    "text",
-    *(f"job/{room}" for room in ("jobfile", "outputs", "plan", "prompts", "views")),
-)
-_SHARED = tuple(f"tests/{room}/" for room in _ROOMS)
+_ROOMS = ("cli", "data", "engine", "launch/python_api", "models", "ops", "text")
+_ROOMS_OF_JOB = ("jobfile", "outputs", "prompts", "update", "views")
+_SHARED = tuple(f"tests/{room}/" for room in (*_ROOMS, *(f"job/{room}" for room in _ROOMS_OF_JOB)))
 _MOST_AT_ONCE = 16  # slow tests lie together: who is given few of them at a time is not left with all
 _FIRST = "gw0"
 _POLITE = 19
