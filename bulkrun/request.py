@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from bulkrun.sampling_params import (
     BOUNDS,
+    LogprobsOver,
     RepetitionStop,
     SamplingParams,
     StructuredOutput,
@@ -28,6 +29,7 @@ __all__ = [
     "Engine",
     "EngineStats",
     "FinishReason",
+    "LogprobsOver",
     "PartialOutput",
     "Progress",
     "RepetitionStop",
@@ -102,7 +104,7 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """The natural log-probability of one generated token, and of the most likely alternatives."""
+    """The natural log-probability of one generated token, and of the most likely alternatives that have any."""
 
     token_id: int
     logprob: float

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 # Parameters that vLLM has here and an engine has no use for, each with where it belongs.
 _NOT_HERE: Mapping[str, str] = MappingProxyType(
@@ -106,6 +106,8 @@ class RepetitionStop(NamedTuple):
     min_tokens: int
 
 
+LogprobsOver = Literal["vocabulary", "allowed"]
+
 _STRUCTURES = {
     "structured_outputs": StructuredOutput,
     "thinking": Thinking,
@@ -119,10 +121,11 @@ class SamplingParams:
     """How the next token is chosen. Names and meanings are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and the penalties' defaults switch the
-    respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones';
-    `prompt_logprobs` the same for the tokens of the prompt. `structured_outputs` and `thinking` constrain which tokens
-    may come next (they need a `TokenConstraintFactory`). `tool_calls` is for whoever reads the output. `timeout_s` is
-    counted from the first step of the request.
+    respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones', among
+    all tokens or, by `logprobs_over`, those that `structured_outputs` and the like allow in their place;
+    `prompt_logprobs` the same for the tokens of the prompt, among all. `structured_outputs` and `thinking` constrain
+    which tokens may come next (they need a `TokenConstraintFactory`). `tool_calls` is for whoever reads the output.
+    `timeout_s` is counted from the first step of the request.
     """
 
     max_tokens: int = 256
@@ -139,6 +142,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_over: LogprobsOver = "vocabulary"
     structured_outputs: StructuredOutput | None = None
     thinking: Thinking | None = None
     tool_calls: ToolCalls | None = None
@@ -192,6 +196,8 @@ class SamplingParams:
             value = getattr(self, name)
             if not (value is None or bound.holds(value)) or (name == "min_tokens" and value > self.max_tokens):
                 wrong.append(f"{name}: {value!r} is not {bound.want}")
+        if self.logprobs_over not in get_args(LogprobsOver):
+            wrong.append(f"logprobs_over: {self.logprobs_over!r} is not one of {', '.join(get_args(LogprobsOver))}")
         if not all(self.stop):
             wrong.append(f"stop: {self.stop!r} is not free of empty strings")
         return wrong

@@ -25,7 +25,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("any_speed", deadline=None)
 settings.load_profile("any_speed")
 
-pytest_plugins = ["tests.s3_server", *(["tests.lost_gpu"] if "PYTEST_XDIST_WORKER" in os.environ else [])]
+pytest_plugins = [
+    "tests.s3_server",
+    "tests.hub_server",
+    *(["tests.lost_gpu"] if "PYTEST_XDIST_WORKER" in os.environ else []),
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,9 +58,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # a process of pytest-xdist
-        from tests.two_halves import shared_first
+        from tests.two_halves import be_polite, shared_last
 
-        shared_first(items)
+        shared_last(items)
+        be_polite()
     _skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
     if config.getoption("--slow"):
         return

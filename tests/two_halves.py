@@ -1,19 +1,25 @@
-"""How the processes of pytest-xdist share the tests (`pytest -n 2`): those of the rooms below go to all; jobs, workers,
-commands and campaigns, whose tests kill processes and wait for them, run in one afterwards, with the machine to itself.
+"""How the processes of pytest-xdist share the tests (`pytest -n 2`): runs, workers and campaigns, whose tests
+kill processes and wait for them, run one after the other in the first process; the rooms below in the others meanwhile.
 
-A kill that is late because a neighbour computes hits another moment than it was meant for: with such tests beside
-others a run in two processes failed by chance.
+A kill that is late because a neighbour computes hits another moment than it was meant for. So the others are polite:
+they take what the first one and the processes that it starts leave of the machine, which is most of it, as they wait.
 """
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScheduling
 
-_SHARED = tuple(f"tests/{folder}/" for folder in ("data", "engine", "models", "ops", "text"))
+_ROOMS = ("cli", "data", "engine", "launch/python_api", "models", "ops", "text")
+_ROOMS_OF_JOB = ("jobfile", "outputs", "prompts", "update", "views")
+_SHARED = tuple(f"tests/{room}/" for room in (*_ROOMS, *(f"job/{room}" for room in _ROOMS_OF_JOB)))
 _MOST_AT_ONCE = 16  # slow tests lie together: who is given few of them at a time is not left with all
+_FIRST = "gw0"
+_POLITE = 19
 
 
 def is_shared(node_id: str) -> bool:
@@ -21,39 +27,46 @@ def is_shared(node_id: str) -> bool:
     return node_id.startswith(_SHARED)
 
 
-def shared_first(items: list[pytest.Item]) -> None:
+def shared_last(items: list[pytest.Item]) -> None:
     """Each half in its order."""
-    items.sort(key=lambda item: not is_shared(item.nodeid))
+    items.sort(key=lambda item: is_shared(item.nodeid))
+
+
+def be_polite() -> None:
+    """Have this process, one of pytest-xdist, and all that it starts wait for the first one and what that starts."""
+    if os.environ["PYTEST_XDIST_WORKER"] != _FIRST:
+        os.nice(_POLITE)
 
 
 class TwoHalves(LoadScheduling):
-    """Expects the tests in the order of `shared_first`."""
+    """Expects the tests in the order of `shared_last`."""
 
     def schedule(self) -> None:
         if self.maxschedchunk is None:
             self.maxschedchunk = _MOST_AT_ONCE
         super().schedule()
-        self._begin_second_half()
+        for node in self.nodes if self.collection else []:
+            self.check_schedule(node)
 
     def check_schedule(self, node: Any, duration: float = 0) -> None:
-        super().check_schedule(node, duration)
-        self._begin_second_half()
+        if self._left_for(node):
+            super().check_schedule(node, duration)
+        elif not node.shutting_down:
+            node.shutdown()
 
     def _send_tests(self, node: Any, num: int) -> None:
-        super()._send_tests(node, sum(map(self._is_shared, self.pending[:num])))
+        tests = self._left_for(node)[:num]
+        if tests:
+            self.pending = [test for test in self.pending if test not in tests]
+            self.node2pending[node].extend(tests)
+            node.send_runtest_some(tests)
+        if not self._left_for(node):
+            node.shutdown()  # else it waits for one more before it begins its last
 
-    def _begin_second_half(self) -> None:
-        """When the first one is given away: one process waits for the others to end, and then has all the rest."""
-        if not self.pending or any(map(self._is_shared, self.pending)):
-            return
-        one, *others = self.nodes
-        for other in others:
-            if not other.shutting_down:
-                other.shutdown()
-        if not any(self.node2pending[other] for other in others):
-            super()._send_tests(one, len(self.pending))
-            one.shutdown()
-
-    def _is_shared(self, index: int) -> bool:
+    def _left_for(self, node: Any) -> list[int]:
+        """The numbers of the tests that nobody has been given yet and this process may have."""
         assert self.collection is not None
-        return is_shared(self.collection[index])
+        self.pending.sort()  # those of a process that crashed come back at the end
+        if node is min(self.nodes, key=lambda one: int(one.gateway.id.removeprefix("gw"))):
+            return self.pending
+        return self.pending[bisect_left(self.pending, True, key=lambda test: is_shared(self.collection[test])) :]

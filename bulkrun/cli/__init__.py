@@ -18,15 +18,16 @@ from bulkrun.cli.export import export
 from bulkrun.cli.init import init
 from bulkrun.cli.jobs import plan, preview, retry, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
+from bulkrun.cli.report import report
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.cli.schema import schema
-from bulkrun.cli.streams import drop_stdout, reader_is_gone, repair_streams
+from bulkrun.cli.streams import drop_stdout, no_bars_without_terminal, reader_is_gone, repair_streams
 from bulkrun.data.storage.durable import ADVICE
 from bulkrun.errors import BulkrunError, RunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Run a job": (init, submit, worker, cancel, retry, validate, plan, preview, schema),
-    "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
+    "Look at a run": (status, watch, report, logs, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor, bench),
 }
 
@@ -98,6 +99,7 @@ for _commands in _TOPICS.values():
 def run() -> None:
     """Entry point: a reader that went away (`bulkrun ... | head`) is not an error, a full disk behind stdout is one."""
     repair_streams()
+    no_bars_without_terminal()
     try:
         try:
             main(prog_name="bulkrun")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulkrun.cli.output import cell_text, count, counted, print_facts, print_table
+from bulkrun.cli.output import cell_text, count, counted, duration, print_facts, print_table
 from bulkrun.cli.summary import warn_of_undeclared
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanCounters, PlanReport
     from bulkrun.launch.runs.preview import PreviewedRow
+    from bulkrun.launch.runs.probe import Probe
 
 _HISTOGRAM_WIDTH = 40
 _SHOWN_NUMBERS = 4
@@ -54,6 +55,23 @@ def _of_outputs(counters: PlanCounters) -> dict[str, str]:
         "shared prefixes": f"{count(counters.shared_prefix_tokens)} prompt tokens saved",
         "output tokens": f"at most {count(counters.expected_output_tokens)}",
     }
+
+
+def print_probe(probe: Probe, spec: JobSpec) -> None:
+    """How long the job takes by what some of its rows took."""
+    seconds, tokens = probe.forecast.seconds, probe.forecast.output_tokens
+    took = f"{counted(probe.rows, 'row')} in {duration(probe.seconds)}, after {duration(probe.load_s)} of loading"
+    takes = f"about {duration(seconds.likely)} ({duration(seconds.low)} to {duration(seconds.high)})"
+    facts = {"probe": took, "time": f"{takes}, by one worker on this machine as it is now"}
+    if spec.generates:
+        facts["output tokens"] = f"about {count(tokens.likely)} ({count(tokens.low)} to {count(tokens.high)})"
+    print_facts(facts)
+
+
+def json_of_probe(probe: Probe) -> dict[str, Any]:
+    """The same for programs: seconds and tokens of the whole job as likely, low and high."""
+    ranges = {name: value._asdict() for name, value in vars(probe.forecast).items()}
+    return {"rows": probe.rows, "seconds": probe.seconds, "load_s": probe.load_s, "job": ranges}
 
 
 def print_row(row: PreviewedRow) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bulkrun.cli.foresight import print_plan, print_row
+from bulkrun.cli.foresight import json_of_probe, print_plan, print_probe, print_row
 from bulkrun.cli.output import json_option, note, print_facts, print_json
 from bulkrun.cli.run_path import RunPath
 from bulkrun.cli.summary import RANDOM_WEIGHTS, counted_changes, print_summary
@@ -215,26 +215,42 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @_job_options
+@click.option(
+    "--probe",
+    type=click.FloatRange(1, 3600),
+    metavar="SECONDS",
+    help="Also run some of the rows for about so long, and estimate the time of the whole job on this machine.",
+)
 @json_option
-def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bool) -> None:
     """Show what JOB would do: rows, tokens, duplicates, shared prefixes, shards.
 
-    Runs and writes nothing.
+    Writes nothing, and without --probe runs nothing.
     """
     from bulkrun.launch.runs.preview import plan_job
 
     with _located(job, overrides):
         spec = _load(job, overrides)
-        report, changes = plan_job(spec)
+        report, changes, probed = plan_job(spec, probe)
     noise = spec.engine.load_format == "dummy"
     if as_json:
-        print_json({**report.to_json(), "changes": changes, "random_weights": noise})
+        print_json(
+            {
+                **report.to_json(),
+                "changes": changes,
+                "random_weights": noise,
+                "probe": None if probed is None else json_of_probe(probed),
+            }
+        )
         return
     if noise:
         note(f"warning: {RANDOM_WEIGHTS}")
     if changes is not None:
         print_facts({"since the last run": counted_changes(changes)})
     print_plan(report, spec)
+    if probed is not None:
+        click.echo()
+        print_probe(probed, spec)
 
 
 @click.command()

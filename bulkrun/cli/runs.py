@@ -39,16 +39,22 @@ _run_argument = click.argument("run", type=RunPath())
 
 @click.command()
 @_run_argument
+@click.option("--metrics", is_flag=True, help="In Prometheus' text format, for node_exporter's textfile collector.")
 @json_option
-def status(run: RunDir, as_json: bool) -> None:
+def status(run: RunDir, metrics: bool, as_json: bool) -> None:
     """Show the progress of RUN: rows, speed, time left, workers.
 
     Only reads files, so it works from any terminal or node.
     """
+    from bulkrun.job.views.metrics import metrics_text
     from bulkrun.launch.runs.control import status_with_queue
 
+    if metrics and as_json:
+        raise UsageError("--metrics or --json, not both")
     found, queue = status_with_queue(run)
-    if as_json:
+    if metrics:
+        click.echo(metrics_text(found), nl=False)
+    elif as_json:
         print_json({**asdict(found), "queue": [asdict(job) for job in queue]})
     else:
         _print_status(found, queue)

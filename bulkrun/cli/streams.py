@@ -30,6 +30,12 @@ def repair_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def no_bars_without_terminal() -> None:
+    """Keep the hub's library from drawing bars into a log; it reads this when it is first imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 def _fill(descriptor: int, flags: int) -> None:
     opened = os.open(os.devnull, flags)
     assert opened == descriptor, "the lowest one that is free"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bulkrun.cli.output import count, counted, duration, note
 
-_MADE = {"generate": "generation", "embed": "vector", "classify": "label"}
+MADE = {"generate": "generation", "embed": "vector", "classify": "label"}
 
 if TYPE_CHECKING:
     from bulkrun.job.store.run_record import RunRecord
@@ -64,7 +64,7 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
         note("  the input has no rows")
     if record.has_random_weights:
         note(f"  warning: {RANDOM_WEIGHTS}")
-    if what := saved(totals, _MADE[record.task]):
+    if what := saved(totals, MADE[record.task]):
         note(f"  {what}")
     if totals.cut:
         was = "was" if totals.cut == 1 else "were"

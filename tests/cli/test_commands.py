@@ -154,6 +154,7 @@ def test_a_query_as_json_has_no_nan_and_readable_intervals_and_bytes(folder: Pat
     ("arguments", "said"),
     [
         (("query", "out", "SELECT 1", "--csv", "--json"), "--csv or --json"),
+        (("status", "out", "--metrics", "--json"), "--metrics or --json"),
         (("query", "out", "SELECT 1", "--limit", "99999999999999999999"), "not in the range"),
         (
             ("submit", "job.yaml", "--fresh", "--resume-anyway"),
@@ -412,7 +413,7 @@ def test_doctor_survives_what_it_was_called_for(monkeypatch: pytest.MonkeyPatch)
     assert found["processor"]["detail"] == "OSError: libtorch_cpu.so: cannot open shared object file"
 
 
-@pytest.mark.parametrize("command", [("status",), ("errors",), ("verify",), ("query", "SELECT 1")])
+@pytest.mark.parametrize("command", [("status",), ("errors",), ("verify",), ("report",), ("query", "SELECT 1")])
 def test_a_directory_that_is_no_run_is_said_to_be_none(command: tuple[str, ...], tmp_path: Path) -> None:
     name, *rest = command
     result = bulkrun(name, str(tmp_path), *rest)

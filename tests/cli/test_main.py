@@ -21,7 +21,7 @@ COMMANDS = sorted(main.commands)
 
 def test_the_commands_are_those_that_are_built() -> None:
     jobs = "init submit worker cancel retry validate plan preview schema"
-    runs = "status watch logs errors query export verify compact list"
+    runs = "status watch report logs errors query export verify compact list"
     assert sorted(f"{jobs} {runs} models doctor bench".split()) == COMMANDS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from bulkrun.cli import main
+from bulkrun.job.store.fingerprint import identity_of
 from tests.launch.one_process import one_process, own_engine
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "extract_json.yaml"
@@ -158,3 +160,32 @@ def test_lines_of_a_batch_have_structures_of_their_own_and_a_bad_one_fails_alone
     texts = [text for _, text in rows]
     assert texts[0] in ("reads", "writes") and re.fullmatch("[0-9]{3}", texts[1]) and texts[2] in ("yes", "no")
     assert json.loads(texts[3]).keys() == {"a"}
+
+
+def test_a_judge_says_how_sure_it_is_of_each_answer(folder: Path) -> None:
+    job = EXAMPLE.with_name("judge.yaml")
+    assert submit(folder, job, "input.path=rows.jsonl", "input.sql=null", "output.path=out") == 0
+    query = re.search(r'query out/judged "(SELECT .+)"', job.read_text())
+    assert query is not None
+    sure = dict(duckdb.sql(query[1].replace("results", "'out/*.parquet'")).project("name, p_yes").fetchall())
+    judged = results(folder / "out", "name, response, logprobs[1].top")
+    assert len(judged) == 24
+    for name, response, top in judged:
+        chances = {entry["token"]: math.exp(entry["logprob"]) for entry in top}
+        assert math.isclose(sum(chances.values()), 1, abs_tol=1e-4) and len(chances) < 10
+        yes = sum(chance for token, chance in chances.items() if "yes".startswith(token))
+        assert sure[name] == pytest.approx(yes, abs=6e-4)
+        assert response.startswith(max(chances, key=chances.__getitem__))
+
+
+def test_a_run_from_before_the_key_for_what_is_allowed_is_the_same_run() -> None:
+    prompts = {"messages": None, "chat_template_kwargs": {}}
+    job: dict[str, Any] = {
+        "model": "m",
+        "prompt": prompts,
+        "input": dict.fromkeys(("path", "sql", "id", "on_duplicate", "max_row_bytes", "delimiter", "columns")),
+        "run": dict.fromkeys(("limit", "on_too_long", "max_tokens_per_row", "incremental", "window_rows")),
+        "output": {"partition_by": [], "rows_per_file": None},
+    }
+    before, now = (identity_of(job | {"sampling": one}, {}, {}, {}) for one in ({}, {"logprobs_over": "vocabulary"}))
+    assert before == now

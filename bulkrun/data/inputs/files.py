@@ -1,7 +1,8 @@
 """The files of an input, and how their bytes are read. Knows kinds and compression, not contents.
 
-A path is a file, a directory (read recursively), a glob (`**` included), or a list of these, local or `s3://`. Inside
-directories and globs, names that start with `.` or `_` are skipped, as every tool that writes datasets expects.
+A path is a file, a directory (read recursively), a glob (`**` included), or a list of these: local, `s3://`, or in a
+dataset of the hub (`hf://`), which is downloaded first. Inside directories and globs, names that start with `.` or `_`
+are skipped, as every tool that writes datasets expects.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, cast
 
 import pyarrow as pa
 
+from bulkrun.data.storage.hub import HubPath, fetch, is_on_hub
 from bulkrun.data.storage.paths import expand, is_hidden, matches, partition_folders, user_path
 from bulkrun.data.storage.remote import RemotePath, find_objects, is_remote
 from bulkrun.errors import InputError
@@ -33,6 +35,7 @@ FORMATS: dict[str, Format] = {
 }
 COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 WHAT_WORKS = "these work: .parquet .jsonl .ndjson .csv .tsv (all but the first also with .gz or .zst)"
+_ENDINGS = [*FORMATS, *(f"{kind}{ending}" for kind in FORMATS if kind != ".parquet" for ending in COMPRESSIONS)]
 _EDGE_BYTES = 64 * 2**10
 
 
@@ -40,7 +43,8 @@ _EDGE_BYTES = 64 * 2**10
 class InputFile:
     """A file of rows. `path` is as the user would write it; `size` in bytes and `mtime_ns` are from discovery.
 
-    `folders` are those like lang=en/year=2024 that it was found in, below what the user spelled out.
+    `folders` are those like lang=en/year=2024 that it was found in, below what the user spelled out. `of_commit`: its
+    bytes are those of a commit, so that when they were downloaded says nothing, and `mtime_ns` is 0.
     """
 
     path: Path | RemotePath
@@ -49,16 +53,19 @@ class InputFile:
     size: int
     mtime_ns: int
     folders: str = ""
+    of_commit: bool = False
 
     def fingerprint(self) -> str:
         """32 hex digits that change when the file does: its size, its mtime, and its first and last 64 KiB.
 
-        For an object its ETag stands for its bytes.
+        For an object its ETag stands for its bytes; a file of a commit is a link to one that is named by its hash.
         """
         digest = hashlib.blake2b(f"{self.size} {self.mtime_ns} ".encode(), digest_size=16)
         if isinstance(self.path, RemotePath):
             digest.update(self.path.etag.encode())
             return digest.hexdigest()
+        if self.of_commit:
+            digest.update(self.path.resolve().name.encode())
         try:
             with self.path.open("rb") as stream:
                 digest.update(stream.read(_EDGE_BYTES))
@@ -76,14 +83,29 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
     """
     found: dict[Path | RemotePath, InputFile] = {}
     for pattern in [paths] if isinstance(paths, str) else paths:
-        files = _expand_remote(pattern) if is_remote(pattern) else _expand(pattern)
+        files = _expand_any(pattern)
         if not files:
             raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()}); {WHAT_WORKS}")
         for file in files:
-            found.setdefault(file.path.resolve() if isinstance(file.path, Path) else file.path, file)
+            found.setdefault(_identity(file), file)
     if not found:
         raise InputError("input.path: the list is empty; name at least one file, directory or glob")
     return list(found.values())
+
+
+def _identity(file: InputFile) -> Path | RemotePath:
+    """What two names of one file have in common. Files of a commit with the same bytes are links to one, and two."""
+    return file.path if file.of_commit or isinstance(file.path, RemotePath) else file.path.resolve()
+
+
+def _expand_any(pattern: str) -> list[InputFile]:
+    if is_remote(pattern):
+        return _expand_remote(pattern)
+    if is_on_hub(pattern):
+        return [
+            replace(file, mtime_ns=0, of_commit=True) for file in _expand(str(fetch(HubPath.of(pattern), _ENDINGS)))
+        ]
+    return _expand(pattern)
 
 
 def _expand(pattern: str) -> list[InputFile]:

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
+from bulkrun.data.storage.hub import of_a_browser
 from bulkrun.errors import InputError, did_you_mean
 
 
@@ -32,7 +33,9 @@ def user_path(text: str | Path) -> Path:
 def expand(pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
     """The files that `pattern` means, sorted: of those in directories the `wanted` ones, of those it names all."""
     if "://" in pattern:
-        raise InputError(f"input.path: {pattern!r} is neither a local path nor s3://; copy the files to one of them")
+        hub = of_a_browser(pattern)
+        fix = f"write {hub}" if hub else "copy the files to one of them"
+        raise InputError(f"input.path: {pattern!r} is neither a local path nor s3:// nor hf://; {fix}")
     path = user_path(pattern)
     if path.is_dir():
         return sorted(filter(wanted, _files_below(path, path.parts)))

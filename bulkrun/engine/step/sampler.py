@@ -8,6 +8,7 @@ all greedy is one maximum. Knows no stop conditions. All arithmetic is in ops:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,8 @@ class SampledTokens:
                 result.append(None)
                 continue
             chosen, values, ids = next(asked)
-            result.append(TokenLogprob(token_id, chosen, tuple(zip(ids[:k], values[:k], strict=True))))
+            top = tuple(one for one in zip(ids[:k], values[:k], strict=True) if one[1] > -inf)
+            result.append(TokenLogprob(token_id, chosen, top))
         return result
 
 
@@ -70,8 +72,8 @@ def sample_tokens(
 ) -> SampledTokens:
     """The next token of every sampling sequence. `logits_SV`: float32 [S', V], overwritten.
 
-    Log-probabilities are those of the logits as they come; `masks` and everything else only shape the choice. Where
-    all `takes_raw_logits`, the logits may be in any dtype.
+    Log-probabilities are those of the logits as they come, where `logprobs_over` says so of those that `masks` leave;
+    everything else only shapes the choice. Where all `takes_raw_logits`, the logits may be in any dtype.
     """
     seqs = model_input.sampling_seqs
     distinct = list({id(seq.request.sampling): seq.request.sampling for seq in seqs}.values())
@@ -82,6 +84,7 @@ def sample_tokens(
         (index_C,) = rows.staging.send(masks.indices)
         ops.apply_token_masks(logits_SV, rows.staging.send_tensor(masks.mask_CW), index_C)
         has_choice = ops.greedy_tokens(logits_SV)[1]
+        _keep_allowed(raw.logits_SV, logits_SV, seqs, rows.staging)
     _shape_logits(logits_SV, model_input, rows, distinct)
     token_ids, is_valid = _choose(logits_SV, model_input, rows, distinct)
     sampled = SampledTokens(token_ids, is_valid if raw.is_valid is None else raw.is_valid, has_choice)
@@ -101,6 +104,18 @@ class _RawLogits(NamedTuple):
         if not (masks is not None and masks.indices) and not any(params.shapes_logits for params in distinct):
             return cls(logits_SV, None)
         return cls(logits_SV.clone() if keep else logits_SV, ops.greedy_tokens(logits_SV)[1])
+
+
+def _keep_allowed(kept_SV: torch.Tensor, masked_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> None:
+    """Put the masked logits in the place of the raw ones for the sequences whose log-probabilities are over those."""
+    asking = [i for i, seq in enumerate(seqs) if _asks_for_allowed(seq.request.sampling)]
+    if asking:
+        (index_A,) = staging.send(asking)
+        kept_SV.index_copy_(0, index_A, masked_SV[index_A])
+
+
+def _asks_for_allowed(params: SamplingParams) -> bool:
+    return params.logprobs is not None and params.logprobs_over == "allowed"
 
 
 def _shape_logits(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
+from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
 from bulkrun.job.jobfile.tool_calls import ANALYSIS, ToolCallsSpec
-from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
+from bulkrun.request import BOUNDS, LogprobsOver, RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 Choosing = Literal[
     "max_tokens",
@@ -25,44 +25,15 @@ Choosing = Literal[
 PerRow = Literal[Choosing, "seed", "stop", "structured_outputs"]
 
 # Sampling keys that go to the engine as they are.
-_PLAIN_SAMPLING = (*get_args(Choosing), "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
-
-
-class StructuredOutputsSpec(Section):
-    """What every output must look like: exactly one of `json`, `regex`, `choice`, `grammar`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
-
-    # `json` is vLLM's name; as an attribute it would hide a method of pydantic's models.
-    json_schema: dict[str, Any] | str | None = Field(
-        None,
-        alias="json",
-        description="A JSON schema, or the path of a .json file with one. The result gets a typed column `parsed`. "
-        "Objects have the declared properties, and others only if additionalProperties allows them.",
-    )
-    regex: str | None = Field(None, description="A regular expression that the whole output matches.")
-    choice: list[str] | None = Field(None, min_length=1, description="The output is one of these texts.")
-    grammar: str | None = Field(None, description="A Lark grammar whose `start` rule is the whole output.")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> StructuredOutputsSpec:
-        given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
-        if len(given) != 1:
-            have = " and ".join(given).replace("json_schema", "json") or "none of them"
-            raise ValueError(f"needs exactly one of json, regex, choice, grammar; has {have}")
-        return self
-
-    def to_param(self) -> StructuredOutput:
-        """The engine's parameter. A schema that is a path must have been read before (by `prepare`)."""
-        if self.json_schema is not None:
-            assert isinstance(self.json_schema, dict), "a schema's path is read when the job is prepared"
-            return StructuredOutput("json", json.dumps(self.json_schema))
-        if self.regex is not None:
-            return StructuredOutput("regex", self.regex)
-        if self.choice is not None:
-            return StructuredOutput("choice", json.dumps(self.choice))
-        assert self.grammar is not None, "one of the four is given"
-        return StructuredOutput("grammar", self.grammar)
+_PLAIN_SAMPLING = (
+    *get_args(Choosing),
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "logprobs_over",
+)
 
 
 class ThinkingSpec(Section):
@@ -175,6 +146,11 @@ class SamplingSpec(Section):
         **BOUNDS["prompt_logprobs"].limits,
         description="Add a column `prompt_logprobs`: the same for the tokens of the prompt. Default: no column.",
     )
+    logprobs_over: LogprobsOver = Field(
+        "vocabulary",
+        description="Whose probabilities sum to 1 in `logprobs`: all tokens', or (allowed) those of the tokens that "
+        "structured_outputs allows in that place: how sure the model is of one among them.",
+    )
     structured_outputs: StructuredOutputsSpec | None = Field(
         None,
         description="What every output must look like: a JSON schema, a regex, one of several texts, a grammar. "
@@ -225,6 +201,15 @@ class SamplingSpec(Section):
     def _ends_when_whole(self) -> SamplingSpec:
         if self.structured_outputs is not None and self.ignore_eos:
             raise ValueError("ignore_eos: a structured output ends when it is complete; leave out one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_over_what_is_allowed(self) -> SamplingSpec:
+        if self.logprobs_over == "allowed" and (self.logprobs is None or not self.has_structure):
+            needed = "logprobs" if self.logprobs is None else "structured_outputs"
+            raise ValueError(
+                f"logprobs_over: allowed says nothing without sampling.{needed}; set that, or leave it out"
+            )
         return self
 
     @property

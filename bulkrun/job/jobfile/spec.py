@@ -32,10 +32,11 @@ class InputSpec(Section):
 
     path: str | list[str] = Field(
         description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv or .tsv (text "
-        "also .gz, .zst); local or s3://; a file named twice is read once. CSV columns are all text. A JSON column has "
-        "the type of nine in ten of its first values; a row with any other value is an error row, except that a "
-        "number, true or false in a column of strings becomes text. Without such a majority the column is text, and "
-        "other values become JSON text."
+        "also .gz, .zst); local, s3://, or hf://datasets/OWNER/NAME[@REVISION]/PATH, which is in a dataset of the "
+        "Hugging Face hub and is downloaded first. A file named twice is read once. CSV columns are all text. A JSON "
+        "column has the type of nine in ten of its first values; a row with any other value is an error row, except "
+        "that a number, true or false in a column of strings becomes text. Without such a majority the column is "
+        "text, and other values become JSON text."
     )
     sql: str | None = Field(
         None,
@@ -184,7 +185,11 @@ class JobSpec(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="A short name: letters, digits, dot, dash, underscore.",
     )
-    model: str = Field(min_length=1, description="A hub id, a local directory, or bundled:tiny.")
+    model: str = Field(
+        min_length=1,
+        description="A hub id (with @REVISION behind it that branch, tag or commit), a local directory, or "
+        "bundled:tiny.",
+    )
     task: Task = Field(
         "generate",
         description="generate: the model continues prompts; the results are texts. embed: one vector for each text, in "

@@ -140,13 +140,22 @@ class Planner:
         return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 
 
-def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int) -> PlanReport:
-    """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
+def dry_plan(
+    spec: JobSpec,
+    dataset: Dataset,
+    text: TextCodec,
+    max_model_len: int,
+    keep: Callable[[pa.RecordBatch], None] = lambda rows: None,
+) -> PlanReport:
+    """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder.
+
+    `keep` is shown the rows of its shards.
+    """
     source = PlanInput(spec, dataset, text, max_model_len)
     windows = list[PlanCounters]()
     with Scratch() as folder:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, folder)
-        for window in source.windows(lambda rows: None):
+        for window in source.windows(keep):
             windows.append(source.arrange(window).counters)
             duplicates.add(window.ids)
         total = PlanCounters.total(windows)

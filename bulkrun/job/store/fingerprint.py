@@ -27,6 +27,7 @@ _LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 # How jobs are that know nothing of a key that came later.
 _BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
+_BEFORE_SAMPLING = (("tool_calls", None), ("logprobs_over", "vocabulary"))
 
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}
 _OF_ENGINE = ("load_format", "adapter", "quantization", "kv_cache_dtype", "deterministic")  # and make another model
@@ -100,7 +101,7 @@ def _carried(given: Mapping[str, Any]) -> list[str] | None:
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON schema counts as text: outputs are written in the order of its properties, which a hash would not see."""
-    given = {key: value for key, value in given.items() if (key, value) != ("tool_calls", None)}
+    given = {key: value for key, value in given.items() if (key, value) not in _BEFORE_SAMPLING}
     structured = given.get("structured_outputs") or {}
     if not structured.get("json"):
         return given

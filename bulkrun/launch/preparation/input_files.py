@@ -96,7 +96,7 @@ def _look_again(file: InputFile) -> InputFile:
         stat = file.path.stat()
     except OSError as error:
         raise InputError(f"{file.path}: cannot be read any more: {error.strerror or error}") from error
-    return replace(file, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+    return replace(file, size=stat.st_size, mtime_ns=0 if file.of_commit else stat.st_mtime_ns)
 
 
 def _changed(what: object) -> ResumeError:

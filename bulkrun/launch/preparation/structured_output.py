@@ -13,8 +13,8 @@ from typing import Any
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.sampling import StructuredOutputsSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
 from bulkrun.job.jobfile.tool_calls import CHANNELS
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.thinking import ThinkingMarkers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from bulkrun.data.storage.hub import is_on_hub
 from bulkrun.data.storage.paths import user_path
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.errors import JobFileError
@@ -28,7 +29,7 @@ def refuse_variables(spec: JobSpec) -> None:
 
 def _is_there(text: str) -> bool:
     """Whether the path up to its last part with a `$` exists as it is written."""
-    if is_remote(text):
+    if is_remote(text) or is_on_hub(text):
         return False
     path = user_path(text)
     with_dollar = [number for number, part in enumerate(path.parts, start=1) if "$" in part]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import pyarrow as pa
 
 from bulkrun.data.inputs.subset import open_subset
 from bulkrun.data.storage.durable import disk_errors
@@ -17,8 +20,11 @@ from bulkrun.launch.runs.update_input import compare, night_input, write_input
 from bulkrun.scratch import Scratch
 
 
-def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | None:
-    """The counts of changes and the plan of what is to run; None where the job has no finished run.
+def plan_night(
+    prepared: PreparedJob, keep: Callable[[pa.RecordBatch], None]
+) -> tuple[dict[str, int], PlanReport] | None:
+    """The counts of changes and the plan of what is to run; None where the job has no finished run. `keep` is shown the
+    rows to run.
 
     Raises what `submit` would: ResumeError for other settings, InputError for ids that are not unique.
     """
@@ -37,9 +43,9 @@ def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | Non
         subset = folder / "input.subset"
         with disk_errors("writing the rows to plan", subset):
             write_input(source.dataset, changes, subset)
-        return changes.counts, _plan_of(prepared, subset)
+        return changes.counts, _plan_of(prepared, subset, keep)
 
 
-def _plan_of(prepared: PreparedJob, subset: Path) -> PlanReport:
+def _plan_of(prepared: PreparedJob, subset: Path, keep: Callable[[pa.RecordBatch], None]) -> PlanReport:
     with open_subset(subset) as rows:
-        return dry_plan(prepared.spec, rows, prepared.tokenizer, prepared.max_model_len)
+        return dry_plan(prepared.spec, rows, prepared.tokenizer, prepared.max_model_len, keep)

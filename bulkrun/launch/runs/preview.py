@@ -14,6 +14,7 @@ from bulkrun.job.plan.plan_input import PlanInput, PlanPoint
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
+from bulkrun.job.plan.row_sample import RowSample
 from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_gate import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
@@ -23,6 +24,7 @@ from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.preparation.tool_calling import warn_of_unoffered_tools
 from bulkrun.launch.runs.night_plan import plan_night
+from bulkrun.launch.runs.probe import SAMPLE_ROWS, Probe, probe_job
 from bulkrun.request import Completion, Request
 
 
@@ -86,17 +88,30 @@ def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
         return PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len)
 
 
-def plan_job(spec: JobSpec) -> tuple[PlanReport, dict[str, int] | None]:
+class Foreseen(NamedTuple):
+    """A plan's numbers; `changes` counts how the input differs from an incremental job's results, None without any;
+    `probe` says how long the plan takes, None where none was asked for."""
+
+    report: PlanReport
+    changes: dict[str, int] | None
+    probe: Probe | None
+
+
+def plan_job(spec: JobSpec, probe_s: float | None = None) -> Foreseen:
     """Plan the whole input, and keep nothing of it but the numbers.
 
-    For an incremental job with results: plan what `submit` would run, and count how the input differs from them.
+    For an incremental job with results: plan what `submit` would run. With `probe_s` some of its rows run for about so
+    many seconds.
     """
-    prepared = prepare(spec)
-    if spec.run.incremental and (night := plan_night(prepared)) is not None:
+    prepared, sample = prepare(spec), RowSample(SAMPLE_ROWS)
+    keep = sample.add if probe_s is not None else lambda rows: None
+    changes = None
+    if spec.run.incremental and (night := plan_night(prepared, keep)) is not None:
         changes, report = night
-        return report, changes
-    with prepared.open_dataset() as dataset:
-        return dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len), None
+    else:
+        with prepared.open_dataset() as dataset:
+            report = dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len, keep)
+    return Foreseen(report, changes, None if probe_s is None else probe_job(prepared, report.counters, sample, probe_s))
 
 
 def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:

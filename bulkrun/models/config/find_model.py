@@ -25,7 +25,7 @@ _MORE_CONFIGS: Mapping[Task, Sequence[str]] = {
     "embed": (MODULES, PROMPTS_FILE, LENGTH_FILES, "tokenizer_config.json", "*/config.json"),
     "classify": (LENGTH_FILES, "tokenizer_config.json"),
 }
-_CHECKS: Mapping[Task, Callable[[str], object]] = {
+_CHECKS: Mapping[Task, Callable[[Path], object]] = {
     "generate": ModelConfig.from_dir,
     "embed": EmbeddingConfig.from_dir,
     "classify": ClassificationConfig.from_dir,
@@ -34,7 +34,8 @@ _NOT_FROM_EMBEDDING_HUB = ["consolidated*", "[!0-9]*/*", "*/*/*"]
 
 
 def resolve_model(name: str, *, bundled_root: Path, task: Task = "generate") -> Path:
-    """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
+    """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id, which may say
+    `@REVISION` behind it (a branch, a tag or a commit).
 
     `task` is what a model from the hub is for: which files are wanted, and what must be in config.json before gigabytes
     are fetched, is not the same. Raises ModelError that says what was tried and what to do.
@@ -46,7 +47,10 @@ def resolve_model(name: str, *, bundled_root: Path, task: Task = "generate") -> 
 
 
 def resolve_adapter(name: str) -> Path:
-    """The directory of a LoRA adapter: a local one, or else a hub id's. Raises ModelError, also for another kind."""
+    """The directory of a LoRA adapter: a local one, or else a hub id's, as of a model.
+
+    Raises ModelError, also for an adapter of another kind.
+    """
     path = _local(name, _ADAPTER_KEY, f"{ADAPTER} and its safetensors")
     path = path or _from_hub(name, _ADAPTER_KEY, lambda: _downloaded_adapter(name))
     AdapterConfig.from_dir(path)
@@ -62,7 +66,7 @@ def _local(name: str, key: str, holds: str) -> Path | None:
         return path
     if path.is_file():
         raise ModelError(f"{key}: {name!r} is a file; give the directory that holds {holds}")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if path.is_absolute() or name.startswith((".", "~")) or _hub_id(name)[0].count("/") > 1:
         raise ModelError(f"{key}: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
     return None
 
@@ -77,7 +81,12 @@ def _bundled(name: str, bundled_root: Path) -> Path:
 
 
 def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
@@ -87,7 +96,12 @@ def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
     except LocalEntryNotFoundError:
         raise ModelError(
             f"{key}: {tried} the hub cannot be reached and it is not in its local cache; download it where there is "
-            f"network (`hf download {name}`) and give the directory"
+            f"network (`hf download {name.replace('@', ' --revision ', 1)}`) and give the directory"
+        ) from None
+    except RevisionNotFoundError:
+        repository, revision = _hub_id(name)
+        raise ModelError(
+            f"{key}: {tried} the hub's {repository} has no revision {revision!r} (a branch, a tag or a commit)"
         ) from None
     except (HfHubHTTPError, OSError) as error:
         raise ModelError(
@@ -96,18 +110,28 @@ def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
         ) from None
 
 
-def _downloaded(name: str, task: Task) -> Path:
-    """The directory of a whole model; what it is gets looked at before gigabytes of what cannot be run."""
+def _hub_id(name: str) -> tuple[str, str | None]:
+    """OWNER/NAME and the revision, None where the name says none."""
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
+
+
+def _snapshot(name: str, wanted: Sequence[str], ignored: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
+    repository, revision = _hub_id(name)
+    found = snapshot_download(repository, revision=revision, allow_patterns=list(wanted), ignore_patterns=list(ignored))
+    return Path(found)
+
+
+def _downloaded(name: str, task: Task) -> Path:
+    """The directory of a whole model; what it is gets looked at before gigabytes of what cannot be run."""
     ignored = _NOT_FROM_EMBEDDING_HUB if task == "embed" else _NOT_FROM_HUB
     configs = ["config.json", ADAPTER, *_MORE_CONFIGS[task]]
-    _CHECKS[task](snapshot_download(name, allow_patterns=configs, ignore_patterns=ignored))
-    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=ignored))
+    _CHECKS[task](_snapshot(name, configs, ignored))
+    return _snapshot(name, _HUB_PATTERNS, ignored)
 
 
 def _downloaded_adapter(name: str) -> Path:
     """The directory of an adapter without the folders of its training (checkpoint-500); modules' begin with a digit."""
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_EMBEDDING_HUB))
+    return _snapshot(name, _HUB_PATTERNS, _NOT_FROM_EMBEDDING_HUB)

@@ -11,7 +11,7 @@ import torch
 
 from bulkrun.request import Completion, Progress, Request, SamplingParams, StructuredOutput, Thinking
 from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
-from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
 
 PROMPT = [17, 5, 99, 42, 63]
 STEPS = [[30, 31, 32, 90, 91], [7, 8, 9], list(range(40, 120)), [101], [5, 6, 64, 65, 127, 130], [33, 34, 35]]
@@ -178,6 +178,32 @@ def test_log_probabilities_are_those_of_the_raw_logits(make_engine: EngineFactor
     assert completion.logprobs[0].top == free.logprobs[0].top
     assert completion.logprobs[0].token_id == expected[0][0]
     assert completion.logprobs[0].logprob < free.logprobs[0].logprob
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{}, {"temperature": 1.5, "presence_penalty": 1.5, "min_tokens": 3}])
+def test_log_probabilities_over_what_is_allowed_sum_to_one_there(
+    make_engine: EngineFactory, changes: dict[str, float]
+) -> None:
+    over_allowed = _grammar(logprobs=4, logprobs_over="allowed", **changes)
+    asking = [Request("allowed", PROMPT, over_allowed, seed=3), Request("raw", PROMPT, _grammar(logprobs=2))]
+    free = Request("free", PROMPT, _plain(logprobs=1, logprobs_over="allowed"))
+    completions = run(make_engine(constraint_factory=steps_factory), [*_mixed(), *asking, free])
+    done = completions["allowed"]
+    assert done.logprobs is not None and len(done.logprobs) == len(STEPS) == len(done.token_ids)
+    for index, (entry, allowed) in enumerate(zip(done.logprobs, STEPS, strict=True)):
+        logits = make_tiny_model("llama")(torch.tensor([[*PROMPT, *done.token_ids[:index]]])).logits[0, -1]
+        expected = dict(zip(allowed, logits[allowed].log_softmax(-1).tolist(), strict=True))
+        best = sorted(allowed, key=lambda token_id: -expected[token_id])[:4]
+        assert [token_id for token_id, _ in entry.top] == best
+        assert [value for _, value in entry.top] == pytest.approx([expected[token_id] for token_id in best], abs=1e-4)
+        assert entry.logprob == pytest.approx(expected[done.token_ids[index]], abs=1e-4)
+    alone = run(make_engine(constraint_factory=steps_factory), [asking[1], free])
+    for name in ("raw", "free"):
+        pairs = zip(completions[name].logprobs or (), alone[name].logprobs or (), strict=True)
+        assert all(one.token_id == other.token_id for one, other in pairs)
+        of_both = [[entry.logprob for entry in done[name].logprobs or ()] for done in (completions, alone)]
+        assert of_both[0] == pytest.approx(of_both[1], abs=1e-4)
 
 
 def test_end_that_is_all_the_grammar_allows_wins_over_min_tokens_and_ignore_eos(make_engine: EngineFactory) -> None:

@@ -115,6 +115,16 @@ run:
         ("max_tokens: 64", "structured_outputs: {choice: []}", "10:33: sampling.structured_outputs.choice: is an em"),
         ("max_tokens: 64", "max_tokens: 0", "10:12: sampling.max_tokens: 0 is out of range: at least 1 is wanted"),
         ("max_tokens: 64", "max_tokens: 3, min_tokens: 9", "10:27: sampling.min_tokens: 9 is not between 0"),
+        (
+            "max_tokens: 64",
+            "logprobs_over: allowed",
+            "10:12: sampling.logprobs_over: allowed says nothing without sampling.logprobs",
+        ),
+        (
+            "max_tokens: 64",
+            "logprobs: 2, logprobs_over: allowed",
+            "10:25: sampling.logprobs_over: allowed says nothing without sampling.structured_outputs",
+        ),
         ("max_tokens: 64", "best_of: 2, n: 3", "10:12: sampling.best_of: 2 is less than n (3)"),
         ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
         ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),

@@ -70,7 +70,7 @@ _REPOSITORY = ("config.json", "model.safetensors", "consolidated.safetensors", "
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Downloads from a repository land here, as empty files but for what is there already."""
 
-    def download(repo: str, **patterns: list[str]) -> str:
+    def download(repo: str, revision: str | None, **patterns: list[str]) -> str:
         assert repo == "Qwen/Qwen3-0.6B"
         for name in filter_repo_objects(_REPOSITORY, **patterns):
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def test_adapters_come_from_the_hub_without_the_steps_of_their_training(
              "1_Pooling/config.json")  # fmt: skip
     header = b"{}".ljust(8)
 
-    def download(repo: str, **patterns: list[str]) -> str:
+    def download(repo: str, revision: str | None, **patterns: list[str]) -> str:
         for name in filter_repo_objects(files, **patterns):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header)
