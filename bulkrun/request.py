@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from bulkrun.sampling_params import (
     BOUNDS,
+    STRUCTURE_BOUNDS,
     LogprobsOver,
     RepetitionStop,
     SamplingParams,
@@ -25,6 +26,7 @@ from bulkrun.sampling_params import (
 __all__ = [
     "BOUNDS",
     "ERROR_CODES",
+    "STRUCTURE_BOUNDS",
     "Completion",
     "Engine",
     "EngineStats",

@@ -43,7 +43,7 @@ class Bound(NamedTuple):
         return self.ge <= value <= self.le and (self.gt == -inf or self.gt < value)
 
 
-# Every parameter that is a number.
+# Every parameter that is a number; those within a structure follow.
 BOUNDS: Mapping[str, Bound] = MappingProxyType(
     {
         "max_tokens": Bound(int, "at least 1", ge=1),
@@ -58,6 +58,16 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
         "logprobs": Bound(int, "between 0 and 20", ge=0, le=20, is_optional=True),
         "prompt_logprobs": Bound(int, "between 0 and 20", ge=0, le=20, is_optional=True),
         "timeout_s": Bound(float, "above 0", gt=0, is_optional=True),
+    }
+)
+STRUCTURE_BOUNDS: Mapping[str, Mapping[str, Bound]] = MappingProxyType(
+    {
+        "thinking": {"max_tokens": Bound(int, "at least 1", ge=1, is_optional=True)},
+        "repetition_stop": {
+            "max_pattern": Bound(int, "between 1 and 512", ge=1, le=512),
+            "repeats": Bound(int, "at least 2", ge=2),
+            "min_tokens": Bound(int, "at least 2", ge=2),
+        },
     }
 )
 # Abstract types behind the usual ones, which take a tenth of the time to tell.
@@ -200,6 +210,18 @@ class SamplingParams:
             wrong.append(f"logprobs_over: {self.logprobs_over!r} is not one of {', '.join(get_args(LogprobsOver))}")
         if not all(self.stop):
             wrong.append(f"stop: {self.stop!r} is not free of empty strings")
+        return wrong + self._out_of_range_within()
+
+    def _out_of_range_within(self) -> list[str]:
+        """The wrong numbers of the structures that are there, of another type or beyond their limits."""
+        wrong = []
+        for name, bounds in STRUCTURE_BOUNDS.items():
+            structure = getattr(self, name)
+            for key, bound in bounds.items() if structure is not None else ():
+                value = getattr(structure, key)
+                is_number = isinstance(value, _TYPES[bound.kind][1])
+                if not (bound.holds(value) if is_number else value is None and bound.is_optional):
+                    wrong.append(f"{name}.{key}: {value!r} is not {bound.want}")
         return wrong
 
     @property

@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from bulkrun.job.jobfile.sampling import Choosing, SamplingSpec
-from bulkrun.request import BOUNDS, SamplingParams
+from bulkrun.job.jobfile.sampling import Choosing, RepetitionStopSpec, SamplingSpec, ThinkingSpec
+from bulkrun.request import BOUNDS, STRUCTURE_BOUNDS, RepetitionStop, SamplingParams, Thinking
 
 
 def test_every_number_is_in_the_table() -> None:
@@ -38,3 +38,21 @@ def test_a_job_s_keys_have_the_same_limits(name: str) -> None:
         del limits["le"]  # 2**31 - 1 as a limit says less than the words of the table
     for kind, limit in limits.items():
         assert [getattr(one, kind) for one in metadata if hasattr(one, kind)] == [limit]
+
+
+STRUCTURES = {"thinking": Thinking("<think>", "</think>"), "repetition_stop": RepetitionStop(4, 3, 12)}
+SPECS = {"thinking": ThinkingSpec, "repetition_stop": RepetitionStopSpec}
+INNER = [(name, key) for name, bounds in STRUCTURE_BOUNDS.items() for key in bounds]
+
+
+@pytest.mark.parametrize(("name", "key"), INNER)
+def test_numbers_within_a_structure_have_their_limits_too(name: str, key: str) -> None:
+    """A budget of no thoughts would be a token that must come next and is none."""
+    bound = STRUCTURE_BOUNDS[name][key]
+    for value in (bound.ge - 1, bound.le + 1, "7"):
+        if value != math.inf:
+            with pytest.raises(ValueError, match=rf"^{name}\.{key}: {value!r} is not {bound.want}"):
+                SamplingParams(**{name: STRUCTURES[name]._replace(**{key: value})})
+    SamplingParams(**{name: STRUCTURES[name]._replace(**{key: bound.ge})})
+    metadata = SPECS[name].model_fields[key].metadata
+    assert {kind: getattr(one, kind) for one in metadata for kind in ("ge", "le") if hasattr(one, kind)} == bound.limits

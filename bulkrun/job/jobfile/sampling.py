@@ -9,7 +9,15 @@ from pydantic import Field, model_validator
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
 from bulkrun.job.jobfile.tool_calls import ANALYSIS, ToolCallsSpec
-from bulkrun.request import BOUNDS, LogprobsOver, RepetitionStop, SamplingParams, StructuredOutput, Thinking
+from bulkrun.request import (
+    BOUNDS,
+    STRUCTURE_BOUNDS,
+    LogprobsOver,
+    RepetitionStop,
+    SamplingParams,
+    StructuredOutput,
+    Thinking,
+)
 
 Choosing = Literal[
     "max_tokens",
@@ -23,6 +31,7 @@ Choosing = Literal[
     "repetition_penalty",
 ]
 PerRow = Literal[Choosing, "seed", "stop", "structured_outputs"]
+_CIRCLES = STRUCTURE_BOUNDS["repetition_stop"]
 
 # Sampling keys that go to the engine as they are.
 _PLAIN_SAMPLING = (
@@ -52,7 +61,7 @@ class ThinkingSpec(Section):
     )
     max_tokens: int | None = Field(
         None,
-        ge=1,
+        **STRUCTURE_BOUNDS["thinking"]["max_tokens"].limits,
         description="Maximum number of thinking tokens; then the end marker is inserted and the model answers. "
         "Default: as many as the output.",
     )
@@ -65,9 +74,15 @@ class ThinkingSpec(Section):
 class RepetitionStopSpec(Section):
     """End an output that runs in circles: an error row `runaway` that keeps the text so far."""
 
-    max_pattern: int = Field(64, ge=1, le=512, description="Maximum length of a repeated pattern, in tokens.")
-    repeats: int = Field(4, ge=2, description="How many times in a row it stands at the end of the output.")
-    min_tokens: int = Field(48, ge=2, description="Minimum number of tokens in the repetitions together.")
+    max_pattern: int = Field(
+        64, **_CIRCLES["max_pattern"].limits, description="Maximum length of a repeated pattern, in tokens."
+    )
+    repeats: int = Field(
+        4, **_CIRCLES["repeats"].limits, description="How many times in a row it stands at the end of the output."
+    )
+    min_tokens: int = Field(
+        48, **_CIRCLES["min_tokens"].limits, description="Minimum number of tokens in the repetitions together."
+    )
 
 
 class SamplingSpec(Section):
