@@ -49,8 +49,8 @@ def bucket_results(bucket: Bucket, prefix: str) -> list[dict[str, Any]]:
 
 def _die_at(step: int) -> None:
     """Let this process die where the `step`th of the durable steps of a delivery would begin."""
-    from bulkrun.job.store import bucket_owner, object_store
-    from bulkrun.job.work import commit, delivery, finish
+    from bulkrun.job.store import object_store, run_gate, run_totals
+    from bulkrun.job.work import commit, delivery
 
     steps = count()
 
@@ -66,12 +66,11 @@ def _die_at(step: int) -> None:
         object_store.ObjectPrefix: ("put", "put_new", "put_new_json", "remove"),
         delivery: ("replace_json",),
         commit: ("publish_new",),
-        finish: ("publish_new",),
-        bucket_owner: ("own_prefix",),
+        run_totals: ("publish_new",),
+        run_gate: ("own_prefix",),
     }.items():
         for name in names:
-            if hasattr(owner, name):
-                setattr(owner, name, mortal(getattr(owner, name)))
+            setattr(owner, name, mortal(getattr(owner, name)))
 
 
 def _in_child(work: Callable[[], object]) -> int:
