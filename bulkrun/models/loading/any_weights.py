@@ -10,7 +10,8 @@ from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.config.stored_quantization import Quantized
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.mxfp4_weights import Mxfp4Scale, Mxfp4Weights, mxfp4_weights
-from bulkrun.models.loading.packed_weights import PackedScale, PackedWeights, packed_weights
+from bulkrun.models.loading.packed_scale import PackedScale
+from bulkrun.models.loading.packed_weights import PackedWeights, packed_weights
 from bulkrun.models.loading.stored_quantized import StoredScale, StoredWeights, with_scales
 
 AnyWeights = StoredWeights | PackedWeights | Mxfp4Weights

@@ -20,7 +20,7 @@ from bulkrun.models.decoder.quantized_layers import FourBitExpertLinear, FourBit
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.loading.any_weights import AnyScale
 from bulkrun.models.loading.load_options import LoadOptions
-from bulkrun.models.loading.packed_weights import PackedScale
+from bulkrun.models.loading.packed_scale import PackedScale
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
 from bulkrun.ops.matmul.unpack_codes import CODES_PER_BYTE
 

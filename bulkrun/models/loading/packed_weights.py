@@ -1,14 +1,13 @@
-"""Packed weights as checkpoints store them: which tensors belong to which, and what they stand for into the model.
+"""Packed weights in a checkpoint: which tensors make up a weight, and whether they fit each other.
 
 A packed weight goes by its plain name and shape, X.weight [O, I]; behind it stand its words, its scales and, where
 there are any, zero points and each input's group. All but the words are read before; they are a thirtieth of them.
-The weight is dequantized as it is read, rows at a time: (number - zero point) * scale in float32, then rounded once to
-the model's dtype or quantized anew. Where the numbers lie in a word: `packed_words`.
+What they stand for: `packed_scale`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +17,10 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.packed_quantization import Layout, PackedQuantization
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
-from bulkrun.models.loading.packed_words import WORD_BITS, codes_of_rows, numbers_of_rows, zero_points
-from bulkrun.models.loading.stored_quantized import FIX, not_quantized, store_dequantized, without_other_scales
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.packed_scale import PackedScale
+from bulkrun.models.loading.packed_words import WORD_BITS
+from bulkrun.models.loading.stored_quantized import FIX, not_quantized, without_other_scales
 
-_PIECE_NUMBERS = 2**20  # dequantized at a time
-_ROWS = 8  # and as many rows, or a multiple: the outputs in one of AWQ's words
 _SIZE = "weight_shape"  # compressed-tensors': [O, I]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32)
@@ -42,68 +39,6 @@ _NAMES: Mapping[Layout, _Names] = {
     "awq": _Names("qweight", "scales", "qzeros", "g_idx"),
     "compressed": _Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
 }
-
-
-class PackedScale(NamedTuple):
-    """What the numbers of a weight [O, I] are dequantized with, as it is stored."""
-
-    packing: PackedQuantization
-    shape: tuple[int, int]
-    scales: torch.Tensor
-    zeros: torch.Tensor | None  # None: numbers lie around the middle of their range
-    groups: torch.Tensor | None  # int64 [I], of each input; None: one after the other
-
-    def store(self, words: torch.Tensor, target: Target) -> None:
-        """Dequantize a weight, given its words, to where it belongs, or keep it as it is where that is its place."""
-        if target.takes_codes:
-            self._store_codes(words, target)
-            return
-        store_dequantized(self._dequantized(words.to(target.view.device, non_blocking=True)), target)
-
-    def _store_codes(self, words: torch.Tensor, target: Target) -> None:
-        for rows in self._pieces():
-            codes = codes_of_rows(words, rows, self.packing.layout, self.packing.num_bits)
-            target.view[rows].copy_(codes[:, : self.shape[1] // 2])
-        scales = self._scales(words.device).expand(self.shape[0], -1)
-        target.store_scales(scales, self._zeros(words.device).expand_as(scales))
-
-    def _dequantized(self, words: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The weight in float32, some rows at a time."""
-        num_rows, num_columns = self.shape
-        scales = self._scales(words.device).expand(num_rows, -1)
-        zeros = self._zeros(words.device).expand_as(scales)
-        groups = None if self.groups is None else self.groups.to(words.device)
-        for rows in self._pieces():
-            piece = numbers_of_rows(words, rows, self.packing.layout, self.packing.num_bits)[:, :num_columns].float()
-            if groups is None:
-                grouped = piece.view(len(piece), scales.shape[1], -1)
-                grouped.sub_(zeros[rows, :, None]).mul_(scales[rows, :, None])
-            else:
-                piece.sub_(zeros[rows][:, groups]).mul_(scales[rows][:, groups])
-            yield rows, piece
-
-    def _pieces(self) -> Iterator[slice]:
-        """Rows that are worked on together."""
-        num_rows, num_columns = self.shape
-        step = max(1, _PIECE_NUMBERS // (_ROWS * num_columns)) * _ROWS
-        for first in range(0, num_rows, step):
-            yield slice(first, min(first + step, num_rows))
-
-    def _scales(self, device: torch.device) -> torch.Tensor:
-        """float32 [O, groups], or [1, 1]."""
-        scales = self.scales.to(device).float()
-        return _as_grid(scales, self.shape) if self.packing.layout == "compressed" else scales.T.contiguous()
-
-    def _zeros(self, device: torch.device) -> torch.Tensor:
-        """float32 [O, groups], or [1, 1]."""
-        middle = 2 ** (self.packing.num_bits - 1)
-        if self.zeros is None:
-            return torch.full((1, 1), float(middle), device=device)
-        zeros = self.zeros.to(device)
-        if zeros.dtype == torch.int8:  # around zero, as compressed-tensors wrote them before it packed them
-            return _as_grid(zeros.float() + middle, self.shape)
-        numbers = zero_points(zeros, self.packing.layout, self.packing.num_bits)[: self.shape[0]]
-        return (numbers + self.packing.zero_offset & 2 * middle - 1).float().contiguous()
 
 
 class PackedWeight(NamedTuple):
@@ -180,8 +115,9 @@ def packed_weights(tensors: Mapping[str, StoredTensor], packing: PackedQuantizat
     modules = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     if tensors and not modules:
         raise not_quantized(path, packing.method, f"no tensor is called *{ending}")
-    sizes = _read_sizes(modules, tensors, path) if packing.layout == "compressed" else {}
-    scales = {f"{name}.weight": _packed_weight(name, tensors, packing, sizes.get(name), path) for name in modules}
+    checkpoint = _Checkpoint(tensors, packing, path)
+    sizes = checkpoint.sizes(modules) if packing.layout == "compressed" else {}
+    scales = {f"{module}.weight": checkpoint.weight(module, sizes.get(module)) for module in modules}
     used = {side.name for packed in scales.values() for side in packed.sides} | {f"{name}.{_SIZE}" for name in sizes}
     plain: dict[str, StoredTensor] = {}
     for name, one in tensors.items():
@@ -194,53 +130,68 @@ def packed_weights(tensors: Mapping[str, StoredTensor], packing: PackedQuantizat
     return PackedWeights(kept, scales, packing, has_cache_scales)
 
 
-def _read_sizes(modules: list[str], tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, tuple[int, int]]:
-    """[O, I] of each weight: its last words may be padded."""
-    stored = [_side(module, _SIZE, tensors, path, [(2,)], _WHOLE) for module in modules]
-    read = read_tensors(stored, lambda _: None)
-    return {module: tuple(size.tolist()) for module, (_, size) in zip(modules, read, strict=True)}
+class _Checkpoint(NamedTuple):
+    """The tensors of a checkpoint in `path` by name, and how its weights are packed."""
 
+    tensors: Mapping[str, StoredTensor]
+    packing: PackedQuantization
+    path: Path
 
-def _packed_weight(
-    module: str, tensors: Mapping[str, StoredTensor], packing: PackedQuantization, size: tuple[int, int] | None,
-    path: Path,
-) -> PackedWeight:  # fmt: skip
-    """The tensors of a weight, known to fit each other."""
-    names = _NAMES[packing.layout]
-    if f"{module}.weight" in tensors:
-        raise ModelError(f"{path}: there are both {module}.weight and {module}.{names.words}; {FIX}")
-    words = tensors[f"{module}.{names.words}"]
-    shape = _shape(words, packing, size, path)
-    grids, packed_grid = _grids(packing, shape)
-    zeros = tensors.get(f"{module}.{names.zeros}")
-    is_packed = zeros is None or zeros.dtype != torch.int8 or packing.layout != "compressed"
-    of_zeros = ([packed_grid], (torch.int32,)) if is_packed else (grids, (torch.int8,))
-    has_groups = f"{module}.{names.groups}" in tensors
-    return PackedWeight(
-        words,
-        shape,
-        _side(module, names.scales, tensors, path, grids, _FLOATING),
-        _side(module, names.zeros, tensors, path, *of_zeros) if packing.has_zeros or zeros is not None else None,
-        _side(module, names.groups, tensors, path, [shape[1:]], _WHOLE) if has_groups else None,
-    )
+    def sizes(self, modules: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """[O, I] of each module's weight, where tensors say it: its last words may be padded."""
+        stored = [self._side(module, _SIZE, [(2,)], _WHOLE) for module in modules]
+        read = read_tensors(stored, lambda _: None)
+        return {module: tuple(size.tolist()) for module, (_, size) in zip(modules, read, strict=True)}
 
+    def weight(self, module: str, size: tuple[int, int] | None) -> PackedWeight:
+        """The tensors of a module's weight, known to fit each other; `size`: what a tensor says of it."""
+        names, packing = _NAMES[self.packing.layout], self.packing
+        if f"{module}.weight" in self.tensors:
+            raise ModelError(f"{self.path}: there are both {module}.weight and {module}.{names.words}; {FIX}")
+        words = self.tensors[f"{module}.{names.words}"]
+        shape = self._shape(words, size)
+        grids, packed_grid = _grids(packing, shape)
+        scales = self._side(module, names.scales, grids, _FLOATING)
+        zeros = self.tensors.get(f"{module}.{names.zeros}")
+        if packing.has_zeros or zeros is not None:
+            is_packed = zeros is None or zeros.dtype != torch.int8 or packing.layout != "compressed"
+            expected = ([packed_grid], (torch.int32,)) if is_packed else (grids, (torch.int8,))
+            zeros = self._side(module, names.zeros, *expected)
+        groups = self.tensors.get(f"{module}.{names.groups}")
+        if groups is not None:
+            groups = self._side(module, names.groups, [shape[1:]], _WHOLE)
+        return PackedWeight(words, shape, scales, zeros, groups)
 
-def _shape(
-    words: StoredTensor, packing: PackedQuantization, size: tuple[int, int] | None, path: Path
-) -> tuple[int, int]:
-    """[O, I] of a weight, given its words; `size`: what a tensor says of it."""
-    per_word = WORD_BITS // packing.num_bits
-    if words.dtype != torch.int32 or len(words.shape) != 2 or 0 in words.shape:
-        raise ModelError(f"{path}: tensor {words.name} is {words.dtype} {list(words.shape)}, not words of int32; {FIX}")
-    if size is not None and words.shape != (size[0], -(-size[1] // per_word)):
-        raise ModelError(
-            f"{path}: tensor {words.name} is {list(words.shape)}, which with {packing.num_bits} bits is no weight of "
-            f"{list(size)}, as its {_SIZE} says; {FIX}"
-        )
-    high, wide = words.shape
-    return size or (
-        (wide * per_word, high) if packing.layout == "awq" else (wide, high * WORD_BITS // packing.num_bits)
-    )
+    def _shape(self, words: StoredTensor, size: tuple[int, int] | None) -> tuple[int, int]:
+        """[O, I] of a weight, given its words."""
+        num_bits, per_word = self.packing.num_bits, WORD_BITS // self.packing.num_bits
+        if words.dtype != torch.int32 or len(words.shape) != 2 or 0 in words.shape:
+            what = f"{words.dtype} {list(words.shape)}, not words of int32"
+            raise ModelError(f"{self.path}: tensor {words.name} is {what}; {FIX}")
+        if size is not None and words.shape != (size[0], -(-size[1] // per_word)):
+            raise ModelError(
+                f"{self.path}: tensor {words.name} is {list(words.shape)}, which with {num_bits} bits is no weight of "
+                f"{list(size)}, as its {_SIZE} says; {FIX}"
+            )
+        high, wide = words.shape
+        along_outputs = self.packing.layout == "awq"
+        return size or ((wide * per_word, high) if along_outputs else (wide, high * WORD_BITS // num_bits))
+
+    def _side(
+        self, module: str, suffix: str, shapes: Sequence[tuple[int, ...]], dtypes: tuple[torch.dtype, ...]
+    ) -> StoredTensor:
+        """The tensor of that name beside a weight's words."""
+        found = self.tensors.get(f"{module}.{suffix}")
+        if found is None:
+            raise ModelError(f"{self.path}: the packed weight of {module} has no {module}.{suffix}; {FIX}")
+        if found.shape not in shapes or found.dtype not in dtypes:
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            types = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ModelError(
+                f"{self.path}: tensor {found.name} is {found.dtype} {list(found.shape)}, but by config.json and the "
+                f"weight's words it is {expected} of {types}; {FIX}"
+            )
+        return found
 
 
 def _grids(packing: PackedQuantization, shape: tuple[int, int]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
@@ -251,26 +202,3 @@ def _grids(packing: PackedQuantization, shape: tuple[int, int]) -> tuple[list[tu
         return [(num_groups, shape[0])], (num_groups, packed_rows)
     whole: list[tuple[int, ...]] = [(shape[0],), (1,), (1, 1), ()]
     return [(shape[0], num_groups)] + (whole if packing.group_size is None else []), (packed_rows, num_groups)
-
-
-def _side(
-    module: str, suffix: str, tensors: Mapping[str, StoredTensor], path: Path,
-    shapes: Sequence[tuple[int, ...]], dtypes: tuple[torch.dtype, ...],
-) -> StoredTensor:  # fmt: skip
-    """The tensor of that name beside a weight's words."""
-    found = tensors.get(f"{module}.{suffix}")
-    if found is None:
-        raise ModelError(f"{path}: the packed weight of {module} has no {module}.{suffix}; {FIX}")
-    if found.shape not in shapes or found.dtype not in dtypes:
-        expected = " or ".join(str(list(shape)) for shape in shapes)
-        types = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ModelError(
-            f"{path}: tensor {found.name} is {found.dtype} {list(found.shape)}, but by config.json and the weight's "
-            f"words it is {expected} of {types}; {FIX}"
-        )
-    return found
-
-
-def _as_grid(tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """[O, groups], or [1, 1] where one is for all."""
-    return tensor.reshape(1, 1) if tensor.numel() == 1 else tensor.reshape(shape[0], -1)

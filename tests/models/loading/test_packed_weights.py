@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bulkrun.errors import ModelError
-from bulkrun.models.loading import packed_weights
+from bulkrun.models.loading import packed_scale
 from tests.models.loading.test_stored_quantized import DOWN, QKV, load, said, tensors_of, weights_on_a_gpu
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import edit_names, edit_weights
@@ -25,7 +25,7 @@ from tests.ops.fp8_oracle import fake_quantized
 def test_weights_are_the_numbers_that_they_stand_for_rounded_once(
     name: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_weights, "_PIECE_NUMBERS", piece)
+    monkeypatch.setattr(packed_scale, "_PIECE_NUMBERS", piece)
     path, plain = save_tiny_packed(tmp_path, "llama_tied", name)
     ours, theirs = weights_on_a_gpu(path, dtype=torch.float16), tensors_of(plain)
     assert torch.equal(ours["layers.0.mlp.down_proj.weight"], theirs[f"{DOWN}.weight"].half())
