@@ -52,9 +52,9 @@ class PromptSpec(Section):
     )
     messages: list[ChatMessage] | str | None = Field(
         None,
-        description="A conversation of templates, or the name of a column that holds a list of messages, {role, content} "
-        "or, as in ShareGPT's datasets, {from, value}. With task: classify a whole conversation, its answer included, "
-        "is judged (reward models). Default: the columns tell.",
+        description="A conversation of templates, or the name of a column that holds a list of messages, {role, "
+        "content} or, as in ShareGPT's datasets, {from, value}. With task: classify a whole conversation, its "
+        "answer included, is judged (reward models). Default: the columns tell.",
     )
     column: str | None = Field(
         None, description="The name of a column that holds the prompt text. Default: the columns tell."
