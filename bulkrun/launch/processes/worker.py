@@ -53,7 +53,9 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
 
     def load_engine() -> Engine:
         prepared.check_model(record)
-        return make_engine()
+        engine = make_engine()
+        prepared.check_model(record)  # again: a checkpoint that is replaced while it is read is loaded as another's
+        return engine
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
         engine = load_engine()
