@@ -28,6 +28,7 @@ ADVICE = {
     errno.EROFS: "the file system is read-only: choose another output.path or remount it",
     errno.EACCES: "check the permissions of the output directory",
     errno.EFBIG: "a file size limit (ulimit -f) is in the way",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then run the same command again",
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO), _FAILING),
 }
 _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
