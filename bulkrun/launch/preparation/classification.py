@@ -36,7 +36,7 @@ def with_classification(spec: JobSpec, model: ClassificationConfig) -> JobSpec:
         )  # fmt: skip
     if odd := [label for label in labels if not is_unicode(label)]:
         raise JobFileError(
-            [f"classification.labels: {odd[0]!r} is not Unicode text (half a surrogate pair), which results cannot hold; "
+            [f"classification.labels: {odd[0]!r} is not Unicode text (half a surrogate pair), which no column holds; "
              "name the labels here as you want to see them"]
         )  # fmt: skip
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
