@@ -186,8 +186,6 @@ def _publish(built: Path, cached: Path) -> Path:
         held = built.read_bytes()
         with os.fdopen(handle, "wb") as file:
             file.write(held + _hash(held))
-            file.flush()
-            os.fsync(file.fileno())
         Path(name).replace(cached)
     except OSError:
         Path(name).unlink(missing_ok=True)
