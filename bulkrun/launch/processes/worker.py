@@ -108,9 +108,8 @@ def main(argv: list[str]) -> int:
     except EngineLost as error:
         logging.getLogger(__name__).error("%s", error)
         return os.EX_SOFTWARE
-    except BulkrunError as error:
-        channel.send(error)
-        return error.exit_code
+    except (BulkrunError, OSError) as error:
+        return channel.tell(error)
 
 
 if __name__ == "__main__":
