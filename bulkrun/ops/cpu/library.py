@@ -181,9 +181,9 @@ def _publish(built: Path, cached: Path) -> Path:
     """Into the cache, whole or not at all. Raises OSError where that is no place for it."""
     cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_own(cached.parent)
+    held = built.read_bytes()
     handle, name = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
     try:
-        held = built.read_bytes()
         with os.fdopen(handle, "wb") as file:
             file.write(held + _hash(held))
         Path(name).replace(cached)
