@@ -2,8 +2,9 @@
 
     python -m tests.campaigns.fault [--every K] [--kind text|vectors|labels|calls]
 
-The faults: EIO before the operation, EIO after it (done, but the reply is lost), EDQUOT before it, a disk that is
-full from that operation on, and one that is read-only from there on (as ext4 makes itself where it finds an error). Prints one JSON line.
+The faults: EIO before the operation, EIO after it (done, but the reply is lost), EDQUOT before it, a disk that is full
+from that operation on, and one that is read-only from there on (as ext4 makes itself where it finds an error). Prints
+one JSON line.
 """
 
 from __future__ import annotations
