@@ -9,15 +9,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 import bulkrun
 from bulkrun.cli import main
-from bulkrun.errors import BulkrunError, JobFileError
+from bulkrun.errors import BulkrunError, JobFileError, ModelError
 from bulkrun.launch.model_list import describe_model
 from tests.launch.one_process import one_process, own_engine
 from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json
+from tests.models.tiny_models import edit_weights
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all"]
 LENGTH = 16
@@ -93,6 +95,22 @@ def test_labels_may_have_other_names_and_are_recorded(model: Path, tmp_path: Pat
 def test_labels_that_do_not_fit_are_refused(labels: list[str], said: str, model: Path, tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=said):
         rows_of(job_over(model, tmp_path, classification={"labels": labels}))
+
+
+def test_a_models_label_that_is_no_text_is_named_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    write_json(model / "config.json", config | {"id2label": {"0": "a", "1": "\ud83d", "2": "c"}})
+    with pytest.raises(
+        JobFileError, match=r"^classification\.labels: '\\ud83d' is not Unicode text .*; name the labels"
+    ):
+        rows_of(job_over(model, tmp_path))
+    assert len(rows_of(job_over(model, tmp_path, classification={"labels": ["a", "b", "c"]}))) == len(TEXTS)
+
+
+def test_a_classifier_whose_numbers_are_none_is_not_called_an_unknown_one(model: Path, tmp_path: Path) -> None:
+    edit_weights(model, classifier__bias=torch.full((3,), float("nan")))
+    with pytest.raises(ModelError, match=r"what it makes of a short text is not finite: its weights are damaged"):
+        rows_of(job_over(model, tmp_path))
 
 
 def test_a_model_that_writes_text_is_refused_with_what_to_do(tmp_path: Path) -> None:

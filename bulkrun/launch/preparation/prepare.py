@@ -228,10 +228,10 @@ def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) ->
 
     `root` is where the run is found now, if not under the path of its job.
     """
-    created = datetime.fromisoformat(record.created).astimezone()
+    began = record.began
     if root is not None:
         spec = spec.with_keys(output={"path": str(root)})
-    return prepare(spec, now=lambda: created, warns=False)
+    return prepare(spec, now=lambda: began, warns=False)
 
 
 def _check_token_ids(sampling: SamplingSpec, vocab_size: int) -> None:

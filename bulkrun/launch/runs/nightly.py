@@ -139,4 +139,4 @@ def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) 
     higher by their share of the fewest rows that it is held against.
     """
     limit = min(1.0, wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
-    return staged_record(run, replace(wanted, created=record.created), wanted.job, max_error_rate=limit)
+    return staged_record(run, wanted.as_old_as(record), wanted.job, max_error_rate=limit)

@@ -29,7 +29,7 @@ from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
+from bulkrun.models.loading.from_transformers import first_line, own_weights, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
 
@@ -102,7 +102,7 @@ def load_transformer(
         else:
             model = random_model(auto_class, path, dtype, device)
     model.config.use_cache = False
-    return model.to(device).eval().requires_grad_(False)
+    return own_weights(model.to(device)).eval().requires_grad_(False)
 
 
 def fast_encoder(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import Counter
 from pathlib import Path
 
 from bulkrun.errors import ModelError, shortened
+from bulkrun.models.files.read_errors import read_errors
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _FLOAT_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -15,8 +17,8 @@ _FLOAT_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 def read_header(file: Path) -> bytes:
     """The JSON header of a safetensors file. Raises ModelError where the file is torn or no safetensors file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with read_errors(file), file.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
         if not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
@@ -26,7 +28,9 @@ def read_header(file: Path) -> bytes:
 
 def refuse_torn(file: Path) -> None:
     """Raise ModelError unless the file goes as far as its header says."""
-    raw, size = read_header(file), file.stat().st_size
+    raw = read_header(file)
+    with read_errors(file):
+        size = file.stat().st_size
     try:
         ends = [entry["data_offsets"][1] for name, entry in json.loads(raw).items() if name != "__metadata__"]
         expected = 8 + len(raw) + max(ends, default=0)

@@ -16,7 +16,7 @@ from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
 from bulkrun.models.loading.adapter import Adapter
-from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
+from bulkrun.models.loading.from_transformers import first_line, own_weights, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
 
@@ -46,7 +46,7 @@ def load_general_model(
             model = stored_model(AutoModelForCausalLM, path, dtype, adapter=adapter, **attention)
         else:
             model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
-        general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
+        general = GeneralModel(own_weights(model.to(device)).eval().requires_grad_(False), config)
     except AdapterError:
         raise
     except torch.OutOfMemoryError as error:
