@@ -22,6 +22,7 @@ from bulkrun.models.config.general_config import TRIED, UNSUPPORTED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.model_dir import generation_defaults, model_fingerprint
 from bulkrun.models.config.sentence_modules import MODULES
+from bulkrun.settings import Task
 
 _COLUMNS = ("level", "architecture", "family", "notes")
 
@@ -68,6 +69,11 @@ def describe_model(name: str) -> dict[str, Any]:
         "sampling defaults": generation_defaults(path),
         "fingerprint": model_fingerprint(path),
     }
+
+
+def task_of_texts(path: Path) -> Task:
+    """What a model directory is for, of the tasks that generate nothing: labels where it has a head for them."""
+    return "embed" if _classification(path) is None else "classify"
 
 
 def _max_model_len(config: ModelConfig, of_texts: EmbeddingConfig | ClassificationConfig | None) -> int:

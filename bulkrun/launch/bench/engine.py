@@ -76,21 +76,25 @@ class LoadedModel:
         """What ran, and on which device."""
         import torch
 
-        device = self.engine.config.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
         config = self.engine.config
         return {
-            "device": name,
-            "processor": _processor_name(),
-            "bulkrun": bulkrun.__version__,
-            "torch": str(torch.__version__),
+            **machine_facts(config.device),
             "load_format": self.args.load_format,
             "deterministic": self.args.deterministic,
             "async_scheduling": config.async_scheduling,
-            "dtype": _name_of(config.dtype),
-            "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else _name_of(config.kv_cache_dtype),
+            "dtype": name_of(config.dtype),
+            "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else name_of(config.kv_cache_dtype),
             **({} if self.quantization is None else {"quantization": self.quantization}),
         }
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """What a model ran on, and with which versions."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    versions = {"bulkrun": bulkrun.__version__, "torch": str(torch.__version__)}
+    return {"device": name, "processor": _processor_name(), **versions}
 
 
 def _processor_name() -> str:
@@ -102,7 +106,8 @@ def _processor_name() -> str:
     return next(names, platform.processor())
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """As a job file has it: float32."""
     return str(dtype).removeprefix("torch.")
 
 
