@@ -109,6 +109,11 @@ def test_validate_and_preview_say_what_comes(model: Path, tmp_path: Path) -> Non
     assert re.search(r"label +[abc]\b", shown.output) and re.search(r"scores +[abc] 0\.\d{4}, [abc] 0\.", shown.output)
 
 
+def test_a_text_is_not_taken_for_the_names_of_its_letters(model: Path) -> None:
+    with pytest.raises(JobFileError, match=r'classification\.labels: "xyz" is not a list'):
+        bulkrun.Classifier(model, labels="xyz")
+
+
 def test_from_python_each_text_has_its_label(model: Path) -> None:
     classifier = bulkrun.Classifier(model, dtype="float32", device="cpu", on_too_long="truncate_right")
     assert classifier.labels == ("a", "b", "c") and classifier.max_model_len == LENGTH

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from bulkrun.errors import UsageError
 from bulkrun.request import Completion, Engine, Request, RowError, SamplingParams
@@ -70,6 +70,9 @@ class SharedEngine:
         """Raise UsageError in a child that was forked: threads, and with them the engine, stay in the parent."""
         if os.getpid() != self._process:
             raise UsageError("this model belongs to the process that made it; after os.fork() the child makes its own")
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("this model belongs to the process that made it; let each process make its own")
 
     def requests(self, prompts: Sequence[tuple[Sequence[int], Asked]]) -> list[Request]:
         """Prompts as requests with ids of their own, not queued yet."""
