@@ -109,8 +109,9 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
         return
     print_table(["code", "rows"], report.counts.items())
     shown = [error for some in report.examples.values() for error in some]
-    named = any(error.id is not None for error in shown)
-    columns = ["row", *(["id"] if named else []), "code", "message"]
+    named = ["id"] if any(error.id is not None for error in shown) else []
+    sampled = ["sample"] if any(error.sample for error in shown) else []
+    columns = ["row", *named, *sampled, "code", "message"]
     print_table(columns, [[getattr(error, column) for column in columns] for error in shown])
 
 

@@ -123,10 +123,10 @@ def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
 
 
 def as_python(value: Any) -> Any:
-    """What a value of pyarrow (`as_py`), NumPy or torch (`tolist`) is in Python; any other as it is."""
+    """What a value of pyarrow (`as_py`), NumPy, torch (`tolist`) or polars (`to_list`) is in Python; others unchanged."""
     if isinstance(value, int | str | list):  # nearly always
         return value
-    for name in ("as_py", "tolist"):
+    for name in ("as_py", "tolist", "to_list"):
         if convert := getattr(value, name, None):
             return convert()
     return value
