@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 
 JOB = """\
 name: try
@@ -263,6 +264,15 @@ def test_validate_reports_every_problem_with_its_place(folder: Path) -> None:
     assert "broken.yaml:5:" in result.stderr
     assert "max_tokens" in result.stderr
     assert "broken.yaml:7:" in result.stderr
+
+
+def test_validate_finds_weights_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_ROOT / "tiny", tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "pickled" / "pytorch_model.bin").touch()
+    model = ("--set", f"model={tmp_path / 'pickled'}", "--set", "output.path=elsewhere")
+    refused = bulkrun("validate", "job.yaml", *model)
+    assert refused.exit_code == 1 and "weights only as pickle (pytorch_model.bin)" in refused.stderr
+    assert bulkrun("validate", "job.yaml", *model, "--set", "engine.load_format=dummy").exit_code == 0
 
 
 def test_validate_finds_a_priority_column_that_is_not_there(folder: Path) -> None:

@@ -123,7 +123,7 @@ def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
 
 
 def as_python(value: Any) -> Any:
-    """What a value of pyarrow (`as_py`), NumPy, torch (`tolist`) or polars (`to_list`) is in Python; others unchanged."""
+    """What a value of pyarrow (`as_py`), NumPy, torch (`tolist`) or polars (`to_list`) is in Python; else as it is."""
     if isinstance(value, int | str | list):  # nearly always
         return value
     for name in ("as_py", "tolist", "to_list"):
