@@ -31,8 +31,11 @@ from bulkrun.settings import Task
 @click.option(
     "--model", help="A directory or a hub id. Default: bundled:tiny; with --task classify, for you to fill in."
 )
+@click.option("--delimiter", help="The character between the fields of CSV files, as in input.delimiter.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write. Default: job.yaml.")
-def init(source: str, task: Task, columns: tuple[str, ...], model: str | None, out: Path | None) -> None:
+def init(
+    source: str, task: Task, columns: tuple[str, ...], model: str | None, delimiter: str | None, out: Path | None
+) -> None:
     """Write a job file over INPUT: a file, a directory, a glob.
 
     INPUT is what input.path may be. Its columns are listed in the file, which runs as it is, with the
@@ -45,7 +48,7 @@ def init(source: str, task: Task, columns: tuple[str, ...], model: str | None, o
     from bulkrun.launch.init_job import write_job
     from bulkrun.launch.init_prompt import Wanted
 
-    job, wanted = out or Path("job.yaml"), Wanted(task, columns, model)
+    job, wanted = out or Path("job.yaml"), Wanted(task, columns, model, delimiter)
     write_job(source, job, wanted)
     name = shlex.quote(str(job))
     note(f"wrote    {name}")

@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from bulkrun.data.inputs.reader import open_input
 from bulkrun.data.results.schema import passable, sql_name
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import BulkrunError, InputError, UsageError
+from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import check_id_column
 from bulkrun.job.prompts.detect import BATCH_COLUMNS
@@ -22,16 +24,23 @@ from bulkrun.settings import Task
 _LIKE_AN_ID = re.compile(r"([^a-zA-Z](id|ID|Id)|[a-z](Id|ID))$")  # ticket_id, ticketId
 _SHOWN_COLUMNS = 12
 _SHOWN_FIELDS = 4
+_ANYWHERE = {"output": {"path": "-"}}
 _SECTIONS: Mapping[Task, str] = {"generate": "sampling", "embed": "embedding", "classify": "classification"}
 
 
 def write_job(source: str, job: Path, wanted: Wanted = GENERATE) -> None:
     """Write a job file over the input `source` to `job`.
 
-    Raises InputError where the input cannot be read or has no columns, UsageError for columns that it has not or the
+    Raises InputError where the input cannot be read or has no columns, JobFileError for a delimiter that is none,
+    UsageError for columns that it has not or the
     task cannot take, and where the file cannot be written.
     """
-    with open_input(source) as dataset:
+    if not is_unicode(source):
+        raise InputError(f"{source!a}: the name is not UTF-8, as that of a job file's input has to be; rename it")
+    given = job_of(
+        {"name": "init", "model": "-", "input": {"path": source, "delimiter": wanted.delimiter}, **_ANYWHERE}
+    )
+    with open_input(source, delimiter=given.input.delimiter) as dataset:
         dataset.refuse_unreadable()
         schema = dataset.schema
     if not schema.names:
@@ -69,6 +78,7 @@ def job_text(source: str, schema: pa.Schema, job: Path, wanted: Wanted = GENERAT
         "",
         "input:",
         f"  path: {quoted(source)}",
+        *([] if wanted.delimiter is None else [f"  delimiter: {quoted(wanted.delimiter)}"]),
         *([f"  id: {quoted(id_column)}"] if id_column else _perhaps_an_id(schema)),
         *_passed_columns(schema.names, id_column, wanted.task),
         "",

@@ -18,11 +18,15 @@ _BUNDLED = "bundled:tiny"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the job is to do: over which columns (none: those that look right), with which model (None: not said)."""
+    """What the job is to do: over which columns (none: those that look right), with which model (None: not said).
+
+    `delimiter` is that of CSV files, where it is not the usual one.
+    """
 
     task: Task = "generate"
     columns: tuple[str, ...] = ()
     model: str | None = None
+    delimiter: str | None = None
 
     @property
     def lacks_model(self) -> bool:
