@@ -82,6 +82,8 @@ def bench() -> None:
 def throughput(as_json: bool, **given: Any) -> None:
     """Tokens per second, all requests at once.
 
+    Of a model that writes text; `bench texts` is for those that embed or classify.
+
     \b
     bulkrun bench throughput --model bundled:tiny --dataset prompts.jsonl --json
     bulkrun bench throughput --shape llama-3.1-8b --input-len 1024 --output-len 512

@@ -24,7 +24,6 @@ from bulkrun.settings import Task
 _LIKE_AN_ID = re.compile(r"([^a-zA-Z](id|ID|Id)|[a-z](Id|ID))$")  # ticket_id, ticketId
 _SHOWN_COLUMNS = 12
 _SHOWN_FIELDS = 4
-_ANYWHERE = {"output": {"path": "-"}}
 _SECTIONS: Mapping[Task, str] = {"generate": "sampling", "embed": "embedding", "classify": "classification"}
 
 
@@ -32,25 +31,27 @@ def write_job(source: str, job: Path, wanted: Wanted = GENERATE) -> None:
     """Write a job file over the input `source` to `job`.
 
     Raises InputError where the input cannot be read or has no columns, JobFileError for a delimiter that is none,
-    UsageError for columns that it has not or the
-    task cannot take, and where the file cannot be written.
+    UsageError for columns that it has not or the task cannot take, and where the file cannot be written.
     """
-    if not is_unicode(source):
-        raise InputError(f"{source!a}: the name is not UTF-8, as that of a job file's input has to be; rename it")
-    given = job_of(
-        {"name": "init", "model": "-", "input": {"path": source, "delimiter": wanted.delimiter}, **_ANYWHERE}
-    )
-    with open_input(source, delimiter=given.input.delimiter) as dataset:
-        dataset.refuse_unreadable()
-        schema = dataset.schema
-    if not schema.names:
-        raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")
+    schema = _schema_of(source, wanted.delimiter)
     try:
         _write_new(job, job_text(source, schema, job, wanted))
     except FileExistsError:
         raise UsageError(f"{job}: already exists; give another name with --out") from None
     except OSError as error:
         raise UsageError(f"{job}: cannot be written: {error.strerror}") from None
+
+
+def _schema_of(source: str, delimiter: str | None) -> pa.Schema:
+    if not is_unicode(source):
+        raise InputError(f"{source!a}: the name is not UTF-8, as that of a job file's input has to be; rename it")
+    read_by = {"name": "init", "model": "-", "input": {"path": source, "delimiter": delimiter}, "output": {"path": "-"}}
+    with open_input(source, delimiter=job_of(read_by).input.delimiter) as dataset:
+        dataset.refuse_unreadable()
+        schema = dataset.schema
+    if not schema.names:
+        raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")
+    return schema
 
 
 def _write_new(path: Path, text: str) -> None:

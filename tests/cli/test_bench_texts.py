@@ -63,6 +63,9 @@ def test_a_dataset_of_texts_is_encoded_by_the_models_tokenizer(tmp_path: Path) -
     facts = facts_of("--model", "bundled:tiny", *MEAN, "--dataset", str(dataset))
     assert (facts["dataset"], facts["requests"], facts["dimensions"]) == ("texts.jsonl", 2, 256)
     assert 4 < facts["input_tokens"] < 30
+    before = ("--set", "embedding.prompt=passage")
+    longer = facts_of("--model", "bundled:tiny", *MEAN, *before, "--dataset", str(dataset))
+    assert longer["input_tokens"] > facts["input_tokens"], "as a job puts it before each text"
 
 
 def test_without_json_it_is_one_fact_a_line(encoder: str) -> None:
@@ -81,6 +84,7 @@ def test_without_json_it_is_one_fact_a_line(encoder: str) -> None:
             ["--model", "bundled:tiny", "--set", "classification.labels=[a]"],
             "is for labels, and this job makes vectors",
         ),
+        (["--model", "bundled:tiny", *MEAN, "--set", "embedding.prompt=x"], "give texts with --dataset"),
         (["--model", "bundled:tiny", "--input-len", "x"], "--input-len 'x': not a length"),
         (["--model", "bundled:tiny", "--dataset", "d", "--input-len", "3"], "leave out --input-len"),
         (["--model", "no/where/at/all"], "no such directory"),

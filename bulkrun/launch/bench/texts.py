@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_LEN, _DEFAULT_REQUESTS, _WARM_UP_TEXTS = "128", 3000, 64
 _SECTIONS = ("engine", "embedding", "classification")
+_BEFORE_TEXTS = ("embedding.prompt", "embedding.prompt_name")
 _NO_OUTPUT = Lengths(1, 1)
 
 
@@ -45,6 +46,11 @@ class TextModelChoice:
         for override in self.overrides:
             if override.partition(".")[0] not in _SECTIONS:
                 raise UsageError(f"--set {override}: this benchmark takes keys of {', '.join(_SECTIONS)} only")
+
+    @property
+    def keys(self) -> list[str]:
+        """Those that are overridden."""
+        return [override.partition("=")[0].strip() for override in self.overrides]
 
     def job(self) -> JobSpec:
         """The job that would load it so. Raises JobFileError for settings that no job file could have."""
@@ -75,8 +81,10 @@ class AskedTexts:
         """The lengths as they were asked for."""
         return {"input_len": self.input_len or _DEFAULT_LEN} if self.dataset is None else {"dataset": self.dataset.name}
 
-    def texts(self, vocab_size: int, max_model_len: int, tokenizer_of: Path) -> list[list[int]]:
+    def texts(self, spec: JobSpec, vocab_size: int, tokenizer_of: Path) -> list[list[int]]:
         """The token ids of each. Raises InputError for what is no text, UsageError for one that is too long."""
+        max_model_len, before = spec.engine.max_model_len, spec.embedding.prompt or ""
+        assert max_model_len is not None, "the model completes the job"
         if self.dataset is None:
             lengths = Lengths.parse(self.input_len or _DEFAULT_LEN, "--input-len")
             _check_length(lengths.high, max_model_len)
@@ -85,7 +93,8 @@ class AskedTexts:
         else:
 
             def encode(texts: list[str]) -> list[list[int]]:  # only where there are texts: ids need no tokenizer
-                return Tokenizer.from_dir(tokenizer_of).encode_batch(texts, add_special_tokens=True)
+                tokenizer = Tokenizer.from_dir(tokenizer_of)
+                return tokenizer.encode_batch([before + text for text in texts], add_special_tokens=True)
 
             work = read_dataset(self.dataset, vocab_size=vocab_size, encode=encode, generates=False)
             _check_length(max(len(one.prompt_token_ids) for one in work), max_model_len)
@@ -94,12 +103,12 @@ class AskedTexts:
 
 def bench_texts(choice: TextModelChoice, asked: AskedTexts) -> dict[str, Any]:
     """Load, warm up, run. Raises ModelError for a model that cannot be used, UsageError for what cannot work."""
+    if asked.dataset is None and (put := [key for key in _BEFORE_TEXTS if key in choice.keys]):
+        raise UsageError(f"--set {put[0]}: goes before texts, and there are random tokens; give texts with --dataset")
     job = choice.job()
     adapter = adapter_dir(job.engine)
     spec, model_dir, config = with_model_of_texts(job, adapter, BUNDLED_ROOT)
-    max_model_len = spec.engine.max_model_len
-    assert max_model_len is not None, "the model completes the job"
-    texts = asked.texts(config.vocab_size, max_model_len, tokenizer_dir(model_dir, adapter))
+    texts = asked.texts(spec, config.vocab_size, tokenizer_dir(model_dir, adapter))
     engine, load_s = _loaded(spec, model_dir, adapter)
     _run(engine, texts[:_WARM_UP_TEXTS])
     wall_s, num_tokens = _run(engine, texts), sum(map(len, texts))
