@@ -46,6 +46,7 @@ _COLUMNS = [
     pa.field(name, pa.null())
     for name in ("reasoning", "tool_calls", "logprobs", "prompt_logprobs", "cumulative_logprob")
 ]
+_OTHER_TASKS = ("task", "runner", "convert")  # as vLLM is told that a model embeds or classifies
 _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
 
 
@@ -73,6 +74,10 @@ class LLM:
         model = fspath(model) if isinstance(model, PathLike) else model
         if type(seed) is not int:
             raise UsageError(f"seed: {seed!r:.60} is not a whole number")
+        if other := [name for name in _OTHER_TASKS if name in engine]:
+            raise UsageError(
+                f"{other[0]}: an LLM writes text; bulkrun.Embedder makes vectors of texts, Classifier labels"
+            )
         self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
         settings = job_of({**self._job, "engine": engine}).engine
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)

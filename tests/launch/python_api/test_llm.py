@@ -389,6 +389,12 @@ def test_a_model_is_a_name_or_a_path_and_a_seed_a_number() -> None:
         bulkrun.LLM("bundled:tiny", seed="a")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["task", "runner", "convert"])
+def test_whoever_wants_vectors_is_told_whose_matter_they_are(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{name}: an LLM writes text; bulkrun\.Embedder makes vectors"):
+        bulkrun.LLM("bundled:tiny", **{name: "embed"})  # type: ignore[arg-type]
+
+
 def test_a_forked_child_is_told_to_make_its_own(llm: bulkrun.LLM) -> None:
     streamed = llm.generate(iter(PROMPTS), SAMPLED)
     next(streamed)
