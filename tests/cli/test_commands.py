@@ -128,7 +128,10 @@ def test_errors(folder: Path) -> None:
 
 def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> None:
     sql = "SELECT count(*) AS rows, count(error_code) AS errors FROM results"
-    assert as_json("query", "out", sql) == {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}]}
+    whole = {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}], "truncated": False}
+    assert as_json("query", "out", sql) == whole
+    some = as_json("query", "out", "SELECT row FROM results", "--limit", "3")
+    assert (len(some["rows"]), some["truncated"]) == (3, True)
     assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
     assert "rows" in bulkrun("query", "out", sql).stdout
     nested = "SELECT {'a': [1, NULL], 'b': 'ü'} AS s, [{'t': DATE '2026-01-02'}] AS l"
@@ -252,7 +255,10 @@ def test_verify_finds_a_flipped_byte(folder: Path, tmp_path: Path) -> None:
 
 
 def test_list_finds_the_run(folder: Path) -> None:
-    assert [run["state"] for run in as_json("list")["runs"]] == ["completed_with_errors"]
+    [run] = as_json("list")["runs"]
+    assert run["state"] == "completed_with_errors"
+    minute = f"{run['created'][:16].replace('T', ' ')}Z"
+    assert run["created"].endswith("Z") and minute in bulkrun("list").stdout
 
 
 def test_validate_reports_every_problem_with_its_place(folder: Path) -> None:
