@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 import bulkrun
 from bulkrun.cli import main
 from bulkrun.errors import BulkrunError, JobFileError
+from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.launch.model_list import describe_model
 from tests.launch.one_process import one_process, own_engine
 from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json
@@ -75,6 +76,13 @@ def test_every_score_is_the_models_own_whatever_shares_its_step(model: Path, tmp
             assert row["scores"] == pytest.approx(scores, abs=1e-5)
             assert row["label"] == "abc"[scores.index(max(scores))] and row["score"] == max(row["scores"])
     assert rows[-1]["prompt_tokens"] == LENGTH
+
+
+def test_its_progress_is_of_a_job_without_outputs_to_its_end(model: Path, tmp_path: Path) -> None:
+    seen: list[ProgressSnapshot] = []
+    with one_process(own_engine):
+        bulkrun.run_job(job_over(model, tmp_path), on_progress=seen.append)
+    assert seen[-1].rows_done == len(TEXTS) and not any(one.generates for one in seen)
 
 
 def test_labels_may_have_other_names_and_are_recorded(model: Path, tmp_path: Path) -> None:

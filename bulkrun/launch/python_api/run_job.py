@@ -10,6 +10,7 @@ from typing import Any
 from bulkrun.errors import UsageError, shown_value
 from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.launch.runs.run import Submitted
 from bulkrun.launch.runs.submission import Submission
@@ -83,4 +84,5 @@ def _end_of(done: Submitted) -> ProgressSnapshot:
         completion_tokens=totals.completion_tokens,
         elapsed_s=done.elapsed_s,
         plan_complete=True,
+        generates=read_record(done.run).task == "generate",
     )
