@@ -68,6 +68,13 @@ def test_a_dataset_of_texts_is_encoded_by_the_models_tokenizer(tmp_path: Path) -
     assert longer["input_tokens"] > facts["input_tokens"], "as a job puts it before each text"
 
 
+@pytest.mark.parametrize("made", ["encoder", "classifier"])
+def test_who_measures_text_of_such_a_model_is_told_of_this_benchmark(made: str, request: pytest.FixtureRequest) -> None:
+    arguments = ["bench", "throughput", "--model", request.getfixturevalue(made)]
+    refused = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert refused.exit_code == 2 and "writes no text; bulkrun bench texts measures" in refused.stderr
+
+
 def test_without_json_it_is_one_fact_a_line(encoder: str) -> None:
     shown = bench("--model", encoder, *FEW).stdout
     assert any(line.split()[0] == "texts_s" for line in shown.splitlines())

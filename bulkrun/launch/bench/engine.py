@@ -6,17 +6,18 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bulkrun
-from bulkrun.errors import UsageError
+from bulkrun.errors import ModelError, UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import bound_spinning
+from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.scratch import Scratch
@@ -133,13 +134,26 @@ def load_for_bench(choice: ModelChoice, check: Callable[[ModelConfig], object] |
 
     with ExitStack() as scratch:
         model_dir, args = _asked_for(choice, scratch)
-        config = ModelConfig.from_dir(model_dir)
+        config = _config_of(model_dir)
         if check is not None:
             check(config)
         start = time.perf_counter()
         engine = LLMEngine.from_model_dir(model_dir, **asdict(args))
         load_s = time.perf_counter() - start
     return LoadedModel(engine, config, model_dir if choice.model is not None else None, load_s, args)
+
+
+def _config_of(model_dir: Path) -> ModelConfig:
+    """Raises ModelError, and UsageError, naming the other benchmark, for a model that makes something else of texts."""
+    try:
+        return ModelConfig.from_dir(model_dir)
+    except ModelError as error:
+        with suppress(ModelError):
+            EmbeddingConfig.from_dir(model_dir)
+            raise UsageError(
+                f"{model_dir}: writes no text; bulkrun bench texts measures what embeds or classifies"
+            ) from None
+        raise error from None
 
 
 def _asked_for(choice: ModelChoice, scratch: ExitStack) -> tuple[Path, EngineArgs]:
