@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 import bulkrun
 from bulkrun.cli import main
 from bulkrun.errors import BulkrunError, JobFileError, ModelError
+from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.launch.model_list import describe_model
 from tests.launch.one_process import one_process, own_engine
 from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json
@@ -79,6 +80,13 @@ def test_every_score_is_the_models_own_whatever_shares_its_step(model: Path, tmp
     assert rows[-1]["prompt_tokens"] == LENGTH
 
 
+def test_its_progress_is_of_a_job_without_outputs_to_its_end(model: Path, tmp_path: Path) -> None:
+    seen: list[ProgressSnapshot] = []
+    with one_process(own_engine):
+        bulkrun.run_job(job_over(model, tmp_path), on_progress=seen.append)
+    assert seen[-1].rows_done == len(TEXTS) and not any(one.generates for one in seen)
+
+
 def test_labels_may_have_other_names_and_are_recorded(model: Path, tmp_path: Path) -> None:
     names = {"labels": ["poor", "fair", "good"]}
     rows = rows_of(job_over(model, tmp_path, classification=names))
@@ -125,6 +133,11 @@ def test_validate_and_preview_say_what_comes(model: Path, tmp_path: Path) -> Non
         shown = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml"), "-n", "1"], catch_exceptions=False)
     assert re.search(r"labels +a, b, c; activation softmax", checked.output)
     assert re.search(r"label +[abc]\b", shown.output) and re.search(r"scores +[abc] 0\.\d{4}, [abc] 0\.", shown.output)
+
+
+def test_a_text_is_not_taken_for_the_names_of_its_letters(model: Path) -> None:
+    with pytest.raises(JobFileError, match=r'classification\.labels: "xyz" is not a list'):
+        bulkrun.Classifier(model, labels="xyz")
 
 
 def test_from_python_each_text_has_its_label(model: Path) -> None:
