@@ -93,7 +93,7 @@ def _of_a_batch(task: Task) -> list[str]:
 def _to_continue(chosen: Sequence[str], schema: pa.Schema) -> list[str]:
     """A conversation or a whole prompt where a column holds one, or else a template."""
     types = dict(zip(schema.names, schema.types, strict=True))
-    whole = [name for name in chosen or ("messages", "prompt") if name in types and len(chosen) <= 1]
+    whole = [name for name in chosen or ("messages", "prompt", "conversations") if name in types and len(chosen) <= 1]
     for name in whole:
         if _is_conversation(types[name]):
             return [f"prompt: {{messages: {quoted(name)}}}  # the column with the conversation"]
@@ -146,10 +146,8 @@ def _likeliest(schema: pa.Schema, named: Sequence[str], *, or_messages: bool = F
 
 def _printed(column: str, schema: pa.Schema) -> str:
     """How a template prints the text of a column, of a conversation what is said in it."""
-    variable = _variable(column)
-    if not _is_conversation(schema.field(column).type):
-        return variable
-    return variable.removesuffix(" }}") + ' | map(attribute="content") | join("\\n") }}'
+    variable, field = _variable(column), _field_of_texts(schema.field(column).type)
+    return variable if field is None else f'{variable[:-3]} | map(attribute="{field}") | join("\\n") }}}}'
 
 
 def _variable(column: str) -> str:
@@ -160,6 +158,14 @@ def _variable(column: str) -> str:
 
 
 def _is_conversation(kind: pa.DataType) -> bool:
-    """Whether values can be lists of {role, content}."""
+    """Whether values can be lists of messages."""
+    return _field_of_texts(kind) is not None
+
+
+def _field_of_texts(kind: pa.DataType) -> str | None:
+    """The field in which messages have their text, {role, content} or ShareGPT's {from, value}; None of all else."""
     part = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
-    return part is not None and pa.types.is_struct(part) and {"role", "content"} <= {field.name for field in part}
+    if part is None or not pa.types.is_struct(part):
+        return None
+    names = {field.name for field in part}
+    return next((text for speaker, text in (("role", "content"), ("from", "value")) if {speaker, text} <= names), None)

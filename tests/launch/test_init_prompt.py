@@ -107,6 +107,14 @@ def test_a_conversation_is_judged_with_its_answer(source: str) -> None:
     assert job_of(over({"text": "a", "chat": TALK}), task="classify", model="m").prompt.column == "text"
 
 
+def test_sharegpts_conversations_are_conversations(source: str) -> None:
+    talk = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]
+    chats = over({"id": 1, "conversations": talk, "system": "s"})
+    assert job_of(chats).prompt.messages == "conversations"
+    assert job_of(chats, task="classify", model="m").prompt.messages == "conversations"
+    assert "Hi\nYes" in text_of(job_of(chats, columns=("system", "conversations")))
+
+
 @pytest.mark.parametrize(
     ("columns", "text"), [(("body",), "sentence:\na body"), (("body", "title"), "sentence:\na body\na title")]
 )
