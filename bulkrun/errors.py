@@ -110,8 +110,8 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def shown_value(value: object) -> str:
-    """The beginning of a value as Python writes it, which may be huge, or nested too deeply to be written."""
+    """The beginning of a value as Python writes it, on one line; it may be huge, or nested too deeply to be written."""
     try:
-        return shortened(repr(value))
+        return shortened(" ".join(repr(value).splitlines()))
     except RecursionError:
         return "what is nested too deeply"

@@ -20,6 +20,7 @@ _NOT_HERE: Mapping[str, str] = MappingProxyType(
         "seed": 'give the sampling as a mapping, {"seed": 7, ...}, or the model its own: LLM(model, seed=7)',
     }
 )
+_MOST_BIAS = 100  # OpenAI's and vLLM's
 _LEAST_TEMPERATURE = 1e-5  # vLLM's; logits divided by much less are infinite in float32
 
 
@@ -131,8 +132,9 @@ class SamplingParams:
     """How the next token is chosen. Names and meanings are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and the penalties' defaults switch the
-    respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones', among
-    all tokens or, by `logprobs_over`, those that `structured_outputs` and the like allow in their place;
+    respective filter off. `logit_bias`, a mapping or pairs, is added to the logits of token ids: -100 to 100, as good
+    as never and always. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones', among all
+    tokens or, by `logprobs_over`, those that `structured_outputs` and the like allow in their place;
     `prompt_logprobs` the same for the tokens of the prompt, among all. `structured_outputs` and `thinking` constrain
     which tokens may come next (they need a `TokenConstraintFactory`). `tool_calls` is for whoever reads the output.
     `timeout_s` is counted from the first step of the request.
@@ -149,6 +151,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop: Sequence[str] = ()
     stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -171,6 +174,7 @@ class SamplingParams:
             if not isinstance(value := getattr(self, name), tuple):
                 is_many = isinstance(value, Iterable) and not isinstance(value, str | bytes)
                 object.__setattr__(self, name, () if value is None else tuple(value) if is_many else (value,))
+        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
         for problem in self.problems():
             raise ValueError(problem)
 
@@ -188,6 +192,9 @@ class SamplingParams:
         wrong += [f"stop: {text!r} is not a text" for text in self.stop if not isinstance(text, str)]
         ids = self.stop_token_ids
         wrong += [f"stop_token_ids: {i!r} is not a whole number" for i in ids if not isinstance(i, (int, Integral))]
+        for token_id, bias in self.logit_bias:
+            if not isinstance(token_id, (int, Integral)) or not isinstance(bias, (int, float, Real)):
+                wrong.append(f"logit_bias: {token_id!r}: {bias!r} is not a token id and a number")
         return wrong + self._wrong_structures()
 
     def _wrong_structures(self) -> list[str]:
@@ -208,6 +215,9 @@ class SamplingParams:
                 wrong.append(f"{name}: {value!r} is not {bound.want}")
         if self.logprobs_over not in get_args(LogprobsOver):
             wrong.append(f"logprobs_over: {self.logprobs_over!r} is not one of {', '.join(get_args(LogprobsOver))}")
+        for token_id, bias in self.logit_bias:
+            if not abs(bias) <= _MOST_BIAS:
+                wrong.append(f"logit_bias: {bias!r} for token {token_id} is not between -{_MOST_BIAS} and {_MOST_BIAS}")
         if not all(self.stop):
             wrong.append(f"stop: {self.stop!r} is not free of empty strings")
         return wrong + self._out_of_range_within()
@@ -237,4 +247,4 @@ class SamplingParams:
     @property
     def shapes_logits(self) -> bool:
         """Whether something comes between the logits and their temperature."""
-        return self.has_penalties or self.min_tokens > 0
+        return self.has_penalties or self.min_tokens > 0 or bool(self.logit_bias)

@@ -3,58 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from bulkrun.cli.bench_options import engine_options, flags_of, options
+from bulkrun.cli.bench_texts import texts
 from bulkrun.cli.output import counted, json_option, print_facts, print_json, print_table
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.shapes import SHAPE_NAMES
 
-_ENGINE_SETTINGS = (
-    "device",
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "load_format",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "batching_window_s",
-)
 _LEAST_SHARE_SHOWN = 0.005  # of the time: ops in the terminal
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def apply(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
-
-
-_model_options = _options(
+_model_options = options(
     click.option("--model", help="A directory, a hub id, or bundled:tiny."),
     click.option(
         "--shape",
         type=click.Choice(SHAPE_NAMES),
         help="Instead of --model: a public model's shape, with random weights.",
     ),
-    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Default: the GPU if there is one."),
-    click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), help="As in a job file."),
+    engine_options,
     click.option(
         "--kv-cache-dtype",
         type=click.Choice(["auto", "bfloat16", "float16", "float32", "fp8"]),
         help="Type of the KV cache. Default: the model's.",
     ),
-    click.option(
-        "--quantization", type=click.Choice(["fp8", "int8"]), help="For weights and activations. Default: none."
-    ),
-    click.option("--load-format", type=click.Choice(["auto", "dummy"]), help="dummy: random weights."),
     click.option(
         "--max-model-len", type=click.IntRange(2), help="Maximum number of tokens, prompt and output together."
     ),
@@ -68,7 +44,7 @@ _model_options = _options(
         help="Override another key: --set engine.block_size=32",
     ),
 )
-_work_options = _options(
+_work_options = options(
     click.option(
         "--dataset",
         type=click.Path(path_type=Path),
@@ -92,7 +68,7 @@ class _NamedEitherWay(click.Group):
 
 @click.group(cls=_NamedEitherWay, context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure this machine: throughput, batching policies, hardware limits.
+    """Measure this machine: text, vectors and labels, batching, hardware limits.
 
     Outputs always have their full length (end-of-sequence is ignored). Compare runs on a quiet machine. A command may
     be written as an option: `bench --roofline`.
@@ -103,8 +79,10 @@ def bench() -> None:
 @_model_options
 @_work_options
 @json_option
-def throughput(as_json: bool, **options: Any) -> None:
+def throughput(as_json: bool, **given: Any) -> None:
     """Tokens per second, all requests at once.
+
+    Of a model that writes text; `bench texts` is for those that embed or classify.
 
     \b
     bulkrun bench throughput --model bundled:tiny --dataset prompts.jsonl --json
@@ -112,15 +90,15 @@ def throughput(as_json: bool, **options: Any) -> None:
     """
     from bulkrun.launch.bench.throughput import bench_throughput
 
-    choice = _choice(options)
-    _show(bench_throughput(choice, _asked(options)), as_json)
+    choice = _choice(given)
+    _show(bench_throughput(choice, _asked(given)), as_json)
 
 
 @bench.command()
 @_model_options
 @_work_options
 @json_option
-def roofline(as_json: bool, **options: Any) -> None:
+def roofline(as_json: bool, **given: Any) -> None:
     """A throughput run measured against the hardware's limit.
 
     Measures the GEMM rate and the read bandwidth of this device, and what share of SERIAL (kernels one after another),
@@ -134,8 +112,8 @@ def roofline(as_json: bool, **options: Any) -> None:
     """
     from bulkrun.launch.bench.roofline import bench_roofline
 
-    choice = _choice(options)
-    facts = bench_roofline(choice, _asked(options))
+    choice = _choice(given)
+    facts = bench_roofline(choice, _asked(given))
     if as_json:
         print_json(facts)
     else:
@@ -166,7 +144,7 @@ def batching(
     rate: float | None,
     window: float | None,
     rounds: int,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Batching policies on the same heavy-tailed requests.
 
@@ -186,12 +164,15 @@ def batching(
 
     if (arrival == "poisson") != (rate is not None):
         raise UsageError("--rate goes with --arrival poisson, and --arrival poisson needs --rate (requests per second)")
-    choice = _choice({**options, "batching_window_s": window})
+    choice = _choice({**given, "batching_window_s": window})
     facts = bench_batching(choice, BatchingAsked(num_requests, rate, rounds))
     if as_json:
         print_json(facts)
     else:
         _show_batching(facts)
+
+
+bench.add_command(texts)
 
 
 def _show_roofline(facts: dict[str, Any]) -> None:
@@ -259,18 +240,17 @@ def _bar(share: float) -> str:
     return _BARS[min(len(_BARS) - 1, math.ceil(share * (len(_BARS) - 1)))]
 
 
-def _choice(options: dict[str, Any]) -> Any:
+def _choice(given: dict[str, Any]) -> Any:
     from bulkrun.launch.bench.engine import ModelChoice, engine_settings
 
-    flags = {name: options[name] for name in _ENGINE_SETTINGS if options.get(name) is not None}
-    return ModelChoice(options["model"], options["shape"], engine_settings(options["overrides"]) | flags)
+    return ModelChoice(given["model"], given["shape"], engine_settings(given["overrides"]) | flags_of(given))
 
 
-def _asked(options: dict[str, Any]) -> Any:
+def _asked(given: dict[str, Any]) -> Any:
     from bulkrun.launch.bench.throughput import Asked
 
     names = ("dataset", "input_len", "output_len", "num_requests", "shared_prefix")
-    return Asked(**{name: options[name] for name in names})
+    return Asked(**{name: given[name] for name in names})
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:

@@ -8,21 +8,49 @@ from pathlib import Path
 import click
 
 from bulkrun.cli.output import note
+from bulkrun.settings import Task
 
 
 @click.command()
 @click.argument("source", metavar="INPUT")
+@click.option(
+    "--task",
+    type=click.Choice(["generate", "embed", "classify"]),
+    default="generate",
+    show_default=True,
+    help="What becomes of a row: a text, a vector, or a label with scores.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME",
+    help="The column with the text; two with --task classify are a pair (query and document); else several are put "
+    "together. Default: the one that looks right.",
+)
+@click.option(
+    "--model", help="A directory or a hub id. Default: bundled:tiny; with --task classify, for you to fill in."
+)
+@click.option("--delimiter", help="The character between the fields of CSV files, as in input.delimiter.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write. Default: job.yaml.")
-def init(source: str, out: Path | None) -> None:
+def init(
+    source: str, task: Task, columns: tuple[str, ...], model: str | None, delimiter: str | None, out: Path | None
+) -> None:
     """Write a job file over INPUT: a file, a directory, a glob.
 
     INPUT is what input.path may be. Its columns are listed in the file, which runs as it is, with the
-    bundled model.
+    bundled model; one that classifies needs the name of a model first.
+
+    \b
+    bulkrun init docs.parquet --task embed
+    bulkrun init pairs.parquet --task classify --column query --column document
     """
     from bulkrun.launch.init_job import write_job
+    from bulkrun.launch.init_prompt import Wanted
 
-    job = out or Path("job.yaml")
-    write_job(source, job)
+    job, wanted = out or Path("job.yaml"), Wanted(task, columns, model, delimiter)
+    write_job(source, job, wanted)
     name = shlex.quote(str(job))
     note(f"wrote    {name}")
-    note(f"next     bulkrun preview {name}; then bulkrun submit {name}")
+    first = f"write the model's name into {name} (model:); then " if wanted.lacks_model else ""
+    note(f"next     {first}bulkrun preview {name}; then bulkrun submit {name}")

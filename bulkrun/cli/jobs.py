@@ -98,12 +98,6 @@ def submit(
     given = {"run.workers": workers, "run.executor": executor}
     overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
     spec = _load(job, overrides)
-    if full_refresh and not spec.run.incremental:
-        raise UsageError(
-            "--full-refresh is for jobs with run.incremental: true; --fresh runs this one from the beginning"
-        )
-    if fresh and resume_anyway:
-        raise UsageError("--fresh starts from the beginning and --resume-anyway continues; give only one of them")
     if wait and spec.run.executor != "slurm":
         raise UsageError(f"--wait is only for Slurm; with run.executor {spec.run.executor}, submit always waits")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}

@@ -75,7 +75,7 @@ def _facts(found: RunReport) -> dict[str, str]:
         "state": status.state + (f": {status.message}" if status.message else ""),
         "rows": f"{count(status.rows_done)} of {total}, {count(status.error_rows)} with errors",
         "began": status.created,
-        "time": _time(found),
+        "at work": _time(found),
         "tokens": f"{count(status.prompt_tokens)} in"
         + (f", {count(status.completion_tokens)} out" if status.task == "generate" else ""),
     }
@@ -89,13 +89,13 @@ def _facts(found: RunReport) -> dict[str, str]:
 
 
 def _time(found: RunReport) -> str:
-    """From the first event to the last one, and what that is a second; pauses of an interrupted run count."""
-    if not found.elapsed_s:
-        return "?"
+    """How long it was worked on, and what that is a second, unless later generations replaced rows."""
     status = found.status
+    if not found.working_s or (status.totals is not None and status.totals.generation):
+        return duration(found.working_s)
     rates = {"rows": status.rows_done, "prompt tokens": status.prompt_tokens, "output tokens": status.completion_tokens}
-    each = ", ".join(f"{cell_text(number / found.elapsed_s)} {name}/s" for name, number in rates.items() if number)
-    return f"{duration(found.elapsed_s)} from the first event to the last" + (f": {each}" if each else "")
+    each = ", ".join(f"{cell_text(number / found.working_s)} {name}/s" for name, number in rates.items() if number)
+    return duration(found.working_s) + (f": {each}" if each else "")
 
 
 def _tables(found: RunReport) -> Iterator[Table]:

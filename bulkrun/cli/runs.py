@@ -31,6 +31,7 @@ from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.job.views.listing import DamagedRun
     from bulkrun.job.views.status import RunStatus
 
 _LINES_PER_CELL = 3  # of a table that `query` shows
@@ -115,8 +116,9 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
         return
     print_table(["code", "rows"], report.counts.items())
     shown = [error for some in report.examples.values() for error in some]
-    named = any(error.id is not None for error in shown)
-    columns = ["row", *(["id"] if named else []), "code", "message"]
+    named = ["id"] if any(error.id is not None for error in shown) else []
+    sampled = ["sample"] if any(error.sample for error in shown) else []
+    columns = ["row", *named, *sampled, "code", "message"]
     print_table(columns, [[getattr(error, column) for column in columns] for error in shown])
 
 
@@ -124,7 +126,13 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
 @_run_argument
 @click.argument("sql")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Maximum number of rows.")
+@click.option(
+    "--limit",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(1, 10**9),
+    help="Maximum number of rows; whether there are more is said on stderr, and in `truncated` of --json.",
+)
 @click.option("--full", is_flag=True, help=f"Show long cells whole, not only their first {_LINES_PER_CELL} lines.")
 @json_option
 def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: bool) -> None:
@@ -141,12 +149,14 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: 
         raise UsageError("--csv or --json, not both")
     read_record(run)
     table = run_query(run.root, sql, limit=limit + 1, schema=schema_without_rows(run))
-    if table.num_rows > limit:
+    truncated = table.num_rows > limit
+    if truncated:
         note(f"only the first {counted(limit, 'row')}; --limit shows more")
         table = table.slice(0, limit)
     rows = readable_rows(table)
     if as_json:
-        echo_json(json_text({"columns": table.column_names, "rows": rows}, ascii_only=not takes_unicode()))
+        found = {"columns": table.column_names, "rows": rows, "truncated": truncated}
+        echo_json(json_text(found, ascii_only=not takes_unicode()))
     elif as_csv:
         _echo_csv(table.column_names, rows)
     else:
@@ -185,6 +195,12 @@ def verify(run: RunDir, as_json: bool) -> None:
     sys.exit(0 if report.ok else 1)
 
 
+def _minute_of(run: RunStatus | DamagedRun) -> str | None:
+    """When it was created, in a cell that 80 columns need not fold: 2026-11-26 07:47Z."""
+    created = getattr(run, "created", None)
+    return None if created is None else f"{created[:16].replace('T', ' ')}Z"
+
+
 @click.command("list")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path())
 @json_option
@@ -197,8 +213,8 @@ def list_runs(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json({"runs": [asdict(run) for run in found]})
         return
-    columns = ["root", "name", "state", "rows_done", "rows_total", "error_rows", "created"]
-    rows = [[str(run.root), *(getattr(run, column, None) for column in columns[1:])] for run in found]
+    columns = ["name", "state", "rows_done", "rows_total", "error_rows"]
+    rows = [[str(run.root), *(getattr(run, name, None) for name in columns), _minute_of(run)] for run in found]
     print_table(["run", "job", "state", "done", "rows", "errors", "created"], rows)
     for run in found:
         if isinstance(run, DamagedRun):

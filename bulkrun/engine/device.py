@@ -5,6 +5,7 @@ Found out before a model is loaded, so that what is missing is told by name and 
 
 from __future__ import annotations
 
+import errno
 from functools import cache
 
 import torch
@@ -14,6 +15,12 @@ from bulkrun.ops.dispatch import has_triton
 
 MIN_CAPABILITY = (8, 0)  # Ampere: older GPUs have no bfloat16, less shared memory, and Triton does not support them
 _ON_CPU = "engine.device: cpu runs without a GPU"
+_COMPILER = (
+    "It compiles a small C file on each machine: install gcc and Python's headers (Debian: gcc python3-dev), or name a "
+    "compiler in CC"
+)
+_CACHE = "It keeps what it compiles in a folder: name one that can be written in TRITON_CACHE_DIR"
+_CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -41,19 +48,17 @@ def refuse_gpu_without_kernels() -> None:
             f"above (Ampere and later); {_ON_CPU}"
         )
     if has_triton() and (problem := _triton_problem()) is not None:
-        raise UsageError(
-            f"Triton cannot launch kernels here: {problem}. It compiles a small C file on each machine: install gcc "
-            f"and Python's headers (Debian: gcc python3-dev), or name a compiler in CC; {_ON_CPU}"
-        )
+        raise UsageError(f"Triton cannot launch kernels here: {problem}; {_ON_CPU}")
 
 
 @cache
 def _triton_problem() -> str | None:
-    """Why Triton's driver does not load, in a line; None: it does. Takes a second where it compiles."""
+    """Why Triton's driver does not load, in a line, and what to do; None: it does. Takes a second where it compiles."""
     from triton.runtime import driver
 
     try:
         driver.active.get_current_target()
     except Exception as error:  # no compiler, no headers, no libcuda: each Triton raises something else
-        return described(error)
+        is_cache = isinstance(error, OSError) and error.errno in _CANNOT_WRITE
+        return f"{described(error)}. {_CACHE if is_cache else _COMPILER}"
     return None

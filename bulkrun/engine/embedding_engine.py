@@ -64,6 +64,11 @@ class EmbeddingEngine:
         return self.sizes.max_num_seqs
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the transformer computes in."""
+        return self._embedder.encoder.dtype
+
+    @property
     def dimensions(self) -> int:
         """Numbers of each text: of its vector, or a score for each label."""
         return self._model.dimensions

@@ -11,7 +11,8 @@ import os
 import sys
 from contextlib import suppress
 
-from bulkrun.errors import BulkrunError, rebuilt
+from bulkrun.data.storage.durable import ADVICE
+from bulkrun.errors import BulkrunError, RunError, rebuilt
 
 
 class ErrorChannel:
@@ -22,11 +23,24 @@ class ErrorChannel:
         self._descriptor = os.dup(1)
         os.dup2(2, 1)
 
+    def tell(self, error: BulkrunError | OSError) -> int:
+        """Tell the parent what ended this process; the exit code for it. Raises an OSError that is not of a disk."""
+        told = error if isinstance(error, BulkrunError) else _of_disk(error)
+        self.send(told)
+        return told.exit_code
+
     def send(self, error: BulkrunError) -> None:
         """Tell the parent, if it is still there, the kind of the error and its message."""
         line = json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n"
         with suppress(BrokenPipeError):  # a parent that is gone
             os.write(self._descriptor, line.encode())
+
+
+def _of_disk(error: OSError) -> RunError:
+    """What to do about a read that failed: those that write are RunErrors wherever they stand."""
+    if error.errno not in ADVICE:
+        raise error
+    return RunError(f"{error.filename or 'reading a file'}: {os.strerror(error.errno)}; {ADVICE[error.errno]}")
 
 
 def received(output: str) -> BulkrunError | None:

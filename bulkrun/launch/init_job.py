@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 
 from bulkrun.data.inputs.reader import open_input
-from bulkrun.data.results.schema import passable
+from bulkrun.data.results.schema import passable, sql_name
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import BulkrunError, InputError, UsageError
+from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import check_id_column
 from bulkrun.job.prompts.detect import BATCH_COLUMNS
-from bulkrun.job.prompts.templates import ROW_VARIABLE, columns_of
+from bulkrun.launch.init_prompt import GENERATE, IDS, Wanted, is_text, model_lines, prompt_lines, quoted
+from bulkrun.settings import Task
 
-_IDS = ("id", "row_id", "uuid", "key")
 _LIKE_AN_ID = re.compile(r"([^a-zA-Z](id|ID|Id)|[a-z](Id|ID))$")  # ticket_id, ticketId
 _SHOWN_COLUMNS = 12
 _SHOWN_FIELDS = 4
+_SECTIONS: Mapping[Task, str] = {"generate": "sampling", "embed": "embedding", "classify": "classification"}
 
 
-def write_job(source: str, job: Path) -> None:
+def write_job(source: str, job: Path, wanted: Wanted = GENERATE) -> None:
     """Write a job file over the input `source` to `job`.
 
-    Raises InputError where the input cannot be read or has no columns, UsageError where the file cannot be written.
+    Raises InputError where the input cannot be read or has no columns, JobFileError for a delimiter that is none,
+    UsageError for columns that it has not or the task cannot take, and where the file cannot be written.
     """
-    with open_input(source) as dataset:
-        dataset.refuse_unreadable()
-        schema = dataset.schema
-    if not schema.names:
-        raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")
+    schema = _schema_of(source, wanted.delimiter)
     try:
-        _write_new(job, job_text(source, schema, job))
+        _write_new(job, job_text(source, schema, job, wanted))
     except FileExistsError:
         raise UsageError(f"{job}: already exists; give another name with --out") from None
     except OSError as error:
         raise UsageError(f"{job}: cannot be written: {error.strerror}") from None
+
+
+def _schema_of(source: str, delimiter: str | None) -> pa.Schema:
+    if not is_unicode(source):
+        raise InputError(f"{source!a}: the name is not UTF-8, as that of a job file's input has to be; rename it")
+    read_by = {"name": "init", "model": "-", "input": {"path": source, "delimiter": delimiter}, "output": {"path": "-"}}
+    with open_input(source, delimiter=job_of(read_by).input.delimiter) as dataset:
+        dataset.refuse_unreadable()
+        schema = dataset.schema
+    if not schema.names:
+        raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")
+    return schema
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -53,30 +65,39 @@ def _write_new(path: Path, text: str) -> None:
         raise
 
 
-def job_text(source: str, schema: pa.Schema, job: Path) -> str:
-    """The job file: it runs as it is."""
+def job_text(source: str, schema: pa.Schema, job: Path, wanted: Wanted = GENERATE) -> str:
+    """The job file: it runs as it is, once it has a model. Raises UsageError for columns that the task cannot take."""
     name, file = re.sub(r"[^A-Za-z0-9._-]+", "-", job.stem).lstrip("._-") or "job", shlex.quote(str(job))
-    id_column = next((column for column in _IDS if _names_rows(column, schema)), None)
+    id_column = next((column for column in IDS if _names_rows(column, schema)), None)
     lines = [
         f"# A look at the prompts:  bulkrun preview {file}",
         f"# The first rows:         bulkrun submit {file} --set run.limit=20 --set output.path=out/look",
         f"# All of them:            bulkrun submit {file}",
-        "# What the keys mean:     bulkrun schema sampling",
-        f"name: {_quoted(name)}",
-        "model: bundled:tiny  # to try the pipeline; then a directory or a hub id, as Qwen/Qwen3-0.6B",
+        f"# What the keys mean:     bulkrun schema {_SECTIONS[wanted.task]}",
+        f"name: {quoted(name)}",
+        *model_lines(wanted),
         "",
         "input:",
-        f"  path: {_quoted(source)}",
-        *([f"  id: {_quoted(id_column)}"] if id_column else _perhaps_an_id(schema)),
-        *_passed_columns(schema.names, id_column),
+        f"  path: {quoted(source)}",
+        *([] if wanted.delimiter is None else [f"  delimiter: {quoted(wanted.delimiter)}"]),
+        *([f"  id: {quoted(id_column)}"] if id_column else _perhaps_an_id(schema)),
+        *_passed_columns(schema.names, id_column, wanted.task),
         "",
         f"# The input's columns: {_columns(schema)}",
-        *_prompt(schema),
+        *prompt_lines(wanted, schema),
         "",
-        "sampling: {max_tokens: 256, temperature: 0}",
+        *_last_lines(wanted.task),
         f"output: {{path: out/{name}}}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _last_lines(task: Task) -> list[str]:
+    """How rows run, but for where the results go."""
+    if task == "generate":
+        return ["sampling: {max_tokens: 256, temperature: 0}"]
+    cut = "a text that is longer than the model takes loses its end; without this it is an error row"
+    return [f"run: {{on_too_long: truncate_right}}  # {cut}"]
 
 
 def _names_rows(column: str, schema: pa.Schema) -> bool:
@@ -94,56 +115,27 @@ def _perhaps_an_id(schema: pa.Schema) -> list[str]:
         return []
     named = (name for name in schema.names if _LIKE_AN_ID.search(name) and _names_rows(name, schema))
     return [
-        f"  # id: {_quoted(name)}  # if it names each row: results and errors then do too" for name in islice(named, 1)
+        f"  # id: {quoted(name)}  # if it names each row: results and errors then do too" for name in islice(named, 1)
     ]
 
 
-def _passed_columns(names: Sequence[str], id_column: str | None) -> list[str]:
-    """The key that leaves out the columns which the results cannot have, where there are some."""
-    kept = passable(sorted(names, key=lambda name: name != id_column))
+def _passed_columns(names: Sequence[str], id_column: str | None, task: Task) -> list[str]:
+    """The key that leaves out the columns which the results cannot have, where there are some; or how to keep them."""
+    results = [field.name for field in usual_fields(task)]
+    kept = passable(sorted(names, key=lambda name: name != id_column), results)
     if len(kept) == len(names):
         return []
-    listed = ", ".join(_quoted(name) for name in names if name in kept)
+    listed = ", ".join(quoted(name) for name in names if name in kept)
+    renamed = ", ".join(f'"{name}" AS "input_{name}"' for name in names if sql_name(name) in results)
     return [
         "  # The others have the name of a result column, or differ from another one only in case.",
         f"  columns: [{listed}]",
+        *([f"  # sql: SELECT * RENAME ({renamed}) FROM input  # in place of columns: keeps them"] if renamed else []),
     ]
 
 
-def _prompt(schema: pa.Schema) -> list[str]:
-    names, types = schema.names, dict(zip(schema.names, schema.types, strict=True))
-    if set(BATCH_COLUMNS) <= set(names):
-        return ["# An OpenAI batch: its lines bring prompts and parameters, so there is no section `prompt`."]
-    for name in ("messages", "prompt"):
-        if name in names and _is_conversation(types[name]):
-            return [f"prompt: {{messages: {name}}}  # the column with the conversation"]
-    for name, key in (("messages", "messages"), ("prompt", "column")):  # messages: as JSON text
-        if name in names and _is_text(types[name]):
-            return [f"prompt: {{{key}: {name}}}"]
-    texts = [field.name for field in schema if _is_text(field.type) and field.name not in _IDS]
-    column = "text" if "text" in texts else next(iter(texts), names[0])
-    return ["prompt:", "  template: |", "    Summarize in one sentence:", f"    {_variable(column)}"]
-
-
-def _variable(column: str) -> str:
-    """How a template prints the column: by its name where Jinja reads that as one."""
-    variable = f"{{{{ {column} }}}}"
-    is_name = column == ROW_VARIABLE or columns_of(variable) == [column]
-    return variable if is_name else f"{{{{ row[{_quoted(column)}] }}}}"
-
-
-def _is_conversation(kind: pa.DataType) -> bool:
-    """Whether values can be lists of {role, content}."""
-    part = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
-    return part is not None and pa.types.is_struct(part) and {"role", "content"} <= {field.name for field in part}
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _columns(schema: pa.Schema) -> str:
-    shown = [f"{json.dumps(field.name, ensure_ascii=False)} {_kind(field.type)}" for field in schema][:_SHOWN_COLUMNS]
+    shown = [f"{quoted(field.name)} {_kind(field.type)}" for field in schema][:_SHOWN_COLUMNS]
     more = len(schema) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
@@ -155,11 +147,6 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return f"list of {_kind(kind.value_type)}"
     if pa.types.is_struct(kind):
-        names = [_quoted(field.name) for field in kind]
+        names = [quoted(field.name) for field in kind]
         return f"{{{', '.join(names[:_SHOWN_FIELDS])}{', ...' if len(names) > _SHOWN_FIELDS else ''}}}"
-    return "text" if _is_text(kind) else "map" if pa.types.is_map(kind) else str(kind)
-
-
-def _quoted(text: str) -> str:
-    """As YAML and Jinja read it."""
-    return json.dumps(text, ensure_ascii=False)
+    return "text" if is_text(kind) else "map" if pa.types.is_map(kind) else str(kind)

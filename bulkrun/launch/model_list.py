@@ -22,6 +22,8 @@ from bulkrun.models.config.general_config import TRIED, UNSUPPORTED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.model_dir import generation_defaults, model_fingerprint
 from bulkrun.models.config.sentence_modules import MODULES
+from bulkrun.models.files.weight_files import refuse_missing_weights
+from bulkrun.settings import Task
 
 _COLUMNS = ("level", "architecture", "family", "notes")
 
@@ -67,7 +69,22 @@ def describe_model(name: str) -> dict[str, Any]:
         **({} if classification is None else {"labels": _labels(classification)}),
         "sampling defaults": generation_defaults(path),
         "fingerprint": model_fingerprint(path),
+        **_without_weights(path),
     }
+
+
+def _without_weights(path: Path) -> dict[str, str]:
+    """Why a model whose config.json is fine cannot be loaded all the same: its weights are not there, or a pickle."""
+    try:
+        refuse_missing_weights(path)
+    except ModelError as error:
+        return {"cannot be loaded": str(error)}
+    return {}
+
+
+def task_of_texts(path: Path) -> Task:
+    """What a model directory is for, of the tasks that generate nothing: labels where it has a head for them."""
+    return "embed" if _classification(path) is None else "classify"
 
 
 def _max_model_len(config: ModelConfig, of_texts: EmbeddingConfig | ClassificationConfig | None) -> int:

@@ -5,7 +5,7 @@
 
 `ROOT.rule` holds `N ERRNO WHEN`: operation N (counted from 1 over all that change something) fails with that error,
 `before` it is done or `after` (done, but the reply is lost); `sticky` fails N and everything after it that needs
-space. `ROOT.log` lists the operations. Rereads the rule at each operation.
+space, of EROFS everything. `ROOT.log` lists the operations. Rereads the rule at each operation.
 """
 
 # A file system is made of os calls.
@@ -45,7 +45,8 @@ class FaultFS(fuse.Operations):
             number = self._count
             self._log.write(f"{number} {operation} {path}\n")
         at, name, when = (self._rule.read_text().split() if self._rule.exists() else ["0", "EIO", "before"])[:3]
-        hit = number >= int(at) > 0 and operation in _NEEDS_SPACE if when == "sticky" else number == int(at)
+        concerned = name == "EROFS" or operation in _NEEDS_SPACE
+        hit = number >= int(at) > 0 and concerned if when == "sticky" else number == int(at)
         if hit and when != "after":
             raise fuse.FuseOSError(getattr(errno, name))
         result = do()

@@ -1,6 +1,7 @@
 """Power cut after every file-system operation of a run, and what a resume makes of what is left.
 
     python -m tests.campaigns.powercut [--recipe right|no_fsync|no_dir_fsync|rename_only|no_journal_sync] [--every K]
+        [--kind text|vectors|labels|calls]
 
 For each cut and variant: no torn part is visible, everything acknowledged is still there (committed parts, synced
 journal records, `_SUCCESS`), and the same command continues to the oracle's result. The broken recipes must be caught.
@@ -31,8 +32,9 @@ from bulkrun.job.store import journal
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work import commit, finish, recorder, runner
+from tests.campaigns.kinds import KINDS, Kind
 from tests.campaigns.mounts import ROOT, mounted
-from tests.job.small_runs import job, make_rows, oracle, results, start
+from tests.job.small_runs import make_rows, start
 
 ROWS, SHARD_ROWS = 17, 6
 RECIPES = ("right", "no_fsync", "no_dir_fsync", "rename_only", "no_journal_sync")
@@ -55,8 +57,9 @@ class Found:
         return self.torn + self.lost + self.not_resumed
 
 
-def spec_for(out: Path) -> Any:
-    return job(out, max_tokens=8, run={"checkpoint_every": 0.001})
+def submit(kind: Kind, out: Path, **options: Any) -> None:
+    spec = kind.job(out, checkpoint_every=0.001)
+    start(out, make_rows(ROWS), spec, shard_rows=SHARD_ROWS, engine=kind.make_engine(), **options)
 
 
 def acknowledge(mount: Path, name: str) -> None:
@@ -121,22 +124,20 @@ def break_it(recipe: str) -> None:
         parts.new_file = not_synced  # type: ignore[attr-defined]
 
 
-def drive(mount: Path, recipe: str) -> None:
+def drive(mount: Path, recipe: str, kind: Kind) -> None:
     """The run under test, in a process of its own."""
     (mount / "ack").mkdir()
     break_it(recipe)
     watch(mount)
-    out = mount / "out"
-    start(out, make_rows(ROWS), spec_for(out), shard_rows=SHARD_ROWS, heartbeat_s=60.0)
+    submit(kind, mount / "out", heartbeat_s=60.0)
 
 
-def check_cut(cut: Path, promised: list[str], found: Found) -> None:
+def check_cut(cut: Path, promised: list[str], kind: Kind, found: Found) -> None:
     """One state after a power cut: whole parts, kept promises, and a resume that ends as if nothing had been."""
     run = RunDir(cut / "out")
     found.cuts += 1
-    rows = {row["row"]: row for row in oracle(make_rows(ROWS), spec_for(run.root))}
     try:
-        visible = {row["row"] for row in results(run.root)}
+        visible = {row["row"] for row in kind.results(run.root)}
     except (pa.ArrowException, OSError) as error:
         found.torn += 1
         return note(found, cut, f"torn part: {error}")
@@ -147,8 +148,9 @@ def check_cut(cut: Path, promised: list[str], found: Found) -> None:
         found.lost += 1
         note(found, cut, f"promised and gone: {missing[:3]}")
     try:
-        start(run.root, make_rows(ROWS), spec_for(run.root), shard_rows=SHARD_ROWS)
-        assert results(run.root) == list(rows.values()), "other results than an unbroken run"
+        submit(kind, run.root)
+        wanted = kind.oracle(make_rows(ROWS), kind.job(run.root))
+        assert kind.results(run.root) == wanted, "other results than an unbroken run"
     except (BulkrunError, AssertionError) as error:
         found.not_resumed += 1
         note(found, cut, f"resume: {error}")
@@ -169,18 +171,19 @@ def note(found: Found, cut: Path, what: str) -> None:
         found.examples.append(f"{cut.name}: {what}")
 
 
-def campaign(recipe: str, scratch: Path, *, every: int = 1, until_caught: bool = False) -> Found:
+def campaign(recipe: str, scratch: Path, *, every: int = 1, until_caught: bool = False, kind: str = "text") -> Found:
     """Run once with a snapshot after each operation, then check each `every`-th cut (up to the first violation)."""
     snapshots, found = scratch / "snapshots", Found(recipe)
     with mounted("tests.campaigns.powercut_fs", scratch / "mnt", str(scratch / "mnt"), str(snapshots)) as mount:
         drive_command = [sys.executable, "-m", "tests.campaigns.powercut", "--drive", str(mount), "--recipe", recipe]
+        drive_command += ["--kind", kind]
         subprocess.run(drive_command, cwd=ROOT, check=True, timeout=300)
     acks = [line.split() for line in (snapshots / "acks").read_text().splitlines()]
     found.operations = len((snapshots / "ops").read_text().splitlines())
     for cut in sorted(path for path in snapshots.iterdir() if path.is_dir()):
         operation = int(cut.name[:5])
         if operation % every == 0 and not (until_caught and found.violations):
-            check_cut(cut, [name for at, name in acks if int(at) <= operation], found)
+            check_cut(cut, [name for at, name in acks if int(at) <= operation], KINDS[kind], found)
         shutil.rmtree(cut)
     return found
 
@@ -189,10 +192,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", choices=RECIPES, default="right")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--kind", choices=tuple(KINDS), default="text")
     parser.add_argument("--drive", type=Path)
     given = parser.parse_args()
     if given.drive:
-        drive(given.drive, given.recipe)
+        drive(given.drive, given.recipe, KINDS[given.kind])
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            print(json.dumps(asdict(campaign(given.recipe, Path(scratch), every=given.every))))
+            print(json.dumps(asdict(campaign(given.recipe, Path(scratch), every=given.every, kind=given.kind))))

@@ -7,7 +7,8 @@ The model is strict POSIX: a file's bytes are durable after fsync(file), names a
 synced may be lost or kept, so each cut is saved in three variants: `min` (only what was synced), `max`
 (everything) and `rand` (a random prefix of each file's and directory's unsynced changes).
 
-Creating `/ack/NAME` marks a promise; SNAPSHOTS/acks lists `operation name`.
+Operations count from the moment on in which `/ack` is made. Creating `/ack/NAME` marks a promise; SNAPSHOTS/acks lists
+`operation name`.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class PowerCutFS(fuse.Operations):
         snapshots.mkdir(parents=True)
         self._snapshots, self._max_ops, self._ops = snapshots, max_ops, 0
         self._inodes: dict[int, Any] = {1: Folder(stat.S_IFDIR | 0o755)}
+        self._counts = False
         self._random = random.Random(0)
         self._log = (snapshots / "ops").open("w", buffering=1)
         self._acks = (snapshots / "acks").open("w", buffering=1)
@@ -130,6 +132,9 @@ class PowerCutFS(fuse.Operations):
         return inode
 
     def _done(self, operation: str, path: str) -> None:
+        self._counts |= path == "/ack"
+        if not self._counts:
+            return
         self._ops += 1
         self._log.write(f"{self._ops} {operation} {path}\n")
         if operation == "create" and path.startswith("/ack/"):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bulkrun.errors import RunError
-from tests.campaigns import fault, kill, powercut
+from tests.campaigns import fault, kill, powercut, updates
+from tests.campaigns.kinds import KINDS
 from tests.campaigns.mounts import why_no_fuse
 from tests.job.small_runs import job, make_rows, oracle, results, start
 
@@ -27,9 +28,10 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 needs_fuse = pytest.mark.skipif(why_no_fuse() is not None, reason=why_no_fuse() or "")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_workers_leave_every_row_exactly_once(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "kind"), [(1, "vectors"), (2, "text")])
+def test_killed_workers_leave_every_row_exactly_once(tmp_path: Path, workers: int, kind: str) -> None:
     command = ["--kills", "4", "--workers", str(workers), "--rows", "150", "--max-life", "1.2", "--seed", str(workers)]
+    command += ["--kind", kind]
     tally = kill.campaign(kill.parse(command), tmp_path)
     assert tally.runs >= 1 and tally.failed_reads == 0
 
@@ -41,9 +43,10 @@ def test_many_killed_workers_leave_every_row_exactly_once(tmp_path: Path) -> Non
 
 
 @needs_fuse
-def test_a_power_cut_at_any_operation_loses_nothing_promised(memory: Path) -> None:
-    found = powercut.campaign("right", memory, every=15)
-    assert found.cuts > 15 and found.violations == 0, found.examples
+@pytest.mark.parametrize(("kind", "every"), [("text", 20), ("vectors", 50), ("labels", 80), ("calls", 50)])
+def test_a_power_cut_at_any_operation_loses_nothing_promised(memory: Path, kind: str, every: int) -> None:
+    found = powercut.campaign("right", memory, every=every, kind=kind)
+    assert found.cuts >= 6 and found.violations == 0, found.examples
 
 
 @needs_fuse
@@ -54,21 +57,40 @@ def test_a_broken_recipe_is_caught(memory: Path, recipe: str) -> None:
 
 @needs_fuse
 @pytest.mark.slow
-def test_a_power_cut_after_every_operation_loses_nothing_promised(memory: Path) -> None:
-    found = powercut.campaign("right", memory)
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_a_power_cut_after_every_operation_loses_nothing_promised(memory: Path, kind: str) -> None:
+    found = powercut.campaign("right", memory, kind=kind)
     assert found.violations == 0, found.examples
 
 
 @needs_fuse
-def test_a_failing_operation_is_a_clean_error_and_the_run_continues(memory: Path) -> None:
-    found = fault.campaign(memory, every=40)
+@pytest.mark.parametrize(("kind", "every"), [("text", 60), ("calls", 120)])
+def test_a_failing_operation_is_a_clean_error_and_the_run_continues(memory: Path, kind: str, every: int) -> None:
+    found = fault.campaign(memory, every=every, kind=kind)
     assert found.clean_errors > 0 and found.violations == []
 
 
 @needs_fuse
 @pytest.mark.slow
-def test_every_failing_operation_is_a_clean_error_and_the_run_continues(memory: Path) -> None:
-    assert fault.campaign(memory).violations == []
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_every_failing_operation_is_a_clean_error_and_the_run_continues(memory: Path, kind: str) -> None:
+    assert fault.campaign(memory, kind=kind).violations == []
+
+
+@needs_fuse
+@pytest.mark.parametrize(("what", "every"), [("cuts", 110), ("faults", 150)])
+def test_a_night_goes_on_after_a_power_cut_or_a_failing_operation(memory: Path, what: str, every: int) -> None:
+    found = updates.campaign(what, "night", "vectors", memory, every=every)
+    assert found.states >= 8 and found.violations == []
+
+
+@needs_fuse
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", updates.KINDS)
+@pytest.mark.parametrize("change", updates.CHANGES)
+@pytest.mark.parametrize("what", ["cuts", "faults"])
+def test_nights_and_retries_go_on_after_every_third_operation(memory: Path, what: str, change: str, kind: str) -> None:
+    assert updates.campaign(what, change, kind, memory, every=3).violations == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 
 JOB = """\
 name: try
@@ -127,7 +128,10 @@ def test_errors(folder: Path) -> None:
 
 def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> None:
     sql = "SELECT count(*) AS rows, count(error_code) AS errors FROM results"
-    assert as_json("query", "out", sql) == {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}]}
+    whole = {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}], "truncated": False}
+    assert as_json("query", "out", sql) == whole
+    some = as_json("query", "out", "SELECT row FROM results", "--limit", "3")
+    assert (len(some["rows"]), some["truncated"]) == (3, True)
     assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
     assert "rows" in bulkrun("query", "out", sql).stdout
     nested = "SELECT {'a': [1, NULL], 'b': 'ü'} AS s, [{'t': DATE '2026-01-02'}] AS l"
@@ -252,7 +256,10 @@ def test_verify_finds_a_flipped_byte(folder: Path, tmp_path: Path) -> None:
 
 
 def test_list_finds_the_run(folder: Path) -> None:
-    assert [run["state"] for run in as_json("list")["runs"]] == ["completed_with_errors"]
+    [run] = as_json("list")["runs"]
+    assert run["state"] == "completed_with_errors"
+    minute = f"{run['created'][:16].replace('T', ' ')}Z"
+    assert run["created"].endswith("Z") and minute in bulkrun("list").stdout
 
 
 def test_validate_reports_every_problem_with_its_place(folder: Path) -> None:
@@ -264,6 +271,15 @@ def test_validate_reports_every_problem_with_its_place(folder: Path) -> None:
     assert "broken.yaml:5:" in result.stderr
     assert "max_tokens" in result.stderr
     assert "broken.yaml:7:" in result.stderr
+
+
+def test_validate_finds_weights_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_ROOT / "tiny", tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "pickled" / "pytorch_model.bin").touch()
+    model = ("--set", f"model={tmp_path / 'pickled'}", "--set", "output.path=elsewhere")
+    refused = bulkrun("validate", "job.yaml", *model)
+    assert refused.exit_code == 1 and "weights only as pickle (pytorch_model.bin)" in refused.stderr
+    assert bulkrun("validate", "job.yaml", *model, "--set", "engine.load_format=dummy").exit_code == 0
 
 
 def test_validate_finds_a_priority_column_that_is_not_there(folder: Path) -> None:

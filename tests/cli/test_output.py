@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import bulkrun.launch.runs.preview
 from bulkrun.cli import main
 from bulkrun.cli.output import print_json, print_table
+from bulkrun.job.views.row_errors import ErrorReport, ErrorRow
 
 HOSTILE = "\x1b[2J\x1b]0;name\x07 \x9b31m \x85 \u202ereversed\u2066 \U000e0001 é 好"
 RAW = ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\x85", "\u202e", "\u2066", "\U000e0001")
@@ -83,6 +84,18 @@ def test_preview_shows_control_characters_of_a_rows_id(monkeypatch: pytest.Monke
     result = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml")], color=True, catch_exceptions=False)
     assert "\\x1b[2J" in result.stdout.splitlines()[0]
     assert not [ch for ch in RAW if ch in result.stdout]
+
+
+@pytest.mark.parametrize(("samples", "columns"), [((0, 0), "row code message"), ((0, 1), "row sample code message")])
+def test_errors_of_several_samples_of_a_row_are_told_apart(
+    samples: tuple[int, int], columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    rows = [ErrorRow(7, None, sample, "timeout", "too slow") for sample in samples]
+    report = ErrorReport({"timeout": 2}, {"timeout": rows})
+    monkeypatch.setattr("bulkrun.job.store.run_record.read_record", lambda _: None)
+    monkeypatch.setattr("bulkrun.job.views.row_errors.read_row_errors", lambda *_, **__: report)
+    shown = CliRunner().invoke(main, ["errors", str(tmp_path)], catch_exceptions=False).stdout
+    assert columns.split() in [line.split() for line in shown.splitlines()]
 
 
 @pytest.mark.parametrize(("response", "shown"), [(None, ["calls"]), ("Well.", ["response", "calls"])])

@@ -79,11 +79,14 @@ def test_an_op_that_waits_within_is_found() -> None:
 
 
 def asked_for() -> list[Request]:
-    """What a sampler may be asked for, masks and log-probabilities of prompts too."""
+    """What a sampler may be asked for, masks, biases and log-probabilities of prompts too."""
     bound = SamplingParams(
         max_tokens=4,
         temperature=0.0,
         prompt_logprobs=2,
+        logprobs=3,
+        logprobs_over="allowed",
+        logit_bias={STEPS[0][1]: 0.5, 7: -100.0},
         structured_outputs=StructuredOutput("grammar", json.dumps(STEPS)),
     )
     return [*greedy_requests(), *drawn_requests(), Request("bound", prompts()[1], bound)]

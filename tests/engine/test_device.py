@@ -1,12 +1,16 @@
 """What is refused before a model is loaded: GPUs without kernels, machines on which Triton cannot launch any."""
 
+import errno
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bulkrun.engine import device
 from bulkrun.errors import UsageError
+
+PROBLEM = device._triton_problem.__wrapped__
 
 
 @pytest.fixture
@@ -28,9 +32,27 @@ def test_an_old_gpu_is_refused_by_name(gpu: pytest.MonkeyPatch) -> None:
         device.refuse_gpu_without_kernels()
 
 
-def test_what_triton_lacks_is_named(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(device, "_triton_problem", lambda: "RuntimeError: Failed to find C compiler")
-    with pytest.raises(UsageError, match=r"Failed to find C compiler.*gcc python3-dev.*in CC"):
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (RuntimeError("Failed to find C compiler"), r"Failed to find C compiler\. .*gcc python3-dev.*in CC"),
+        (FileNotFoundError(errno.ENOENT, "no", "/usr/bin/cc"), r"'/usr/bin/cc'\. .*gcc python3-dev"),
+        (PermissionError(errno.EACCES, "no", "/home/a/.triton"), r"'/home/a/.triton'\. .* written in TRITON_CACHE_DIR"),
+        (OSError(errno.ENOSPC, "no"), r"TRITON_CACHE_DIR"),
+    ],
+)
+def test_what_triton_lacks_is_named_with_what_to_do(
+    raised: Exception, said: str, gpu: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that cannot be written (a compute node's, cron's) was told to install a compiler."""
+    runtime = pytest.importorskip("triton.runtime")
+
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=SimpleNamespace(get_current_target=fail)))
+    gpu.setattr(device, "_triton_problem", PROBLEM)
+    with pytest.raises(UsageError, match=rf"Triton cannot launch kernels here: .*{said}.*; engine\.device: cpu"):
         device.refuse_gpu_without_kernels()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -21,6 +22,19 @@ def test_an_error_comes_back_as_its_own_class_and_whole(error: BulkrunError) -> 
 def test_a_name_that_is_no_error_of_ours_still_says_its_message(name: str) -> None:
     again = received(json.dumps({"error": name, "message": "why"}))
     assert type(again) is BulkrunError and str(again) == "why"
+
+
+def test_a_disk_that_fails_is_an_error_with_its_file_and_what_to_do(capfd: pytest.CaptureFixture[str]) -> None:
+    """A worker that reads a journal from a failing disk ended with a traceback."""
+    stdout = os.dup(1)
+    channel = ErrorChannel()
+    os.dup2(stdout, 1)
+    assert channel.tell(OSError(errno.EIO, "no", "/runs/journal")) == 1
+    with pytest.raises(FileNotFoundError):
+        channel.tell(FileNotFoundError(errno.ENOENT, "no", "/runs/journal"))
+    told = received(capfd.readouterr().out)
+    assert isinstance(told, RunError)
+    assert str(told).startswith("/runs/journal: Input/output error; the disk or network file system reports an error")
 
 
 @pytest.mark.parametrize("output", ["", "\n", "Traceback", "[1]", "{}", "7"])

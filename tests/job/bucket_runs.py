@@ -43,7 +43,7 @@ def bucket_results(bucket: Bucket, prefix: str) -> list[dict[str, Any]]:
     """All output rows in the bucket, in part order; columns that the oracle knows."""
     tables = [bucket.get(key) for key in bucket.list(f"{prefix}/") if key.endswith(".parquet")]
     rows = [row for data in tables for row in pq.read_table(pa.BufferReader(data)).to_pylist()]
-    known = ("doc", "score", "row", "sample", "response", "finish_reason", "error_code")
+    known = ("doc", "weight", "row", "sample", "response", "finish_reason", "error_code")
     return [{name: row[name] for name in known} for row in rows]
 
 

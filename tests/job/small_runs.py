@@ -27,7 +27,7 @@ from bulkrun.job.work.shard_work import row_seed
 from bulkrun.request import Engine, Request
 from tests.job.fake_engine import FakeEngine, decode, expected_logprob, expected_tokens
 
-PASSTHROUGH = pa.schema([("doc", pa.string()), ("score", pa.float64())])
+PASSTHROUGH = pa.schema([("doc", pa.string()), ("weight", pa.float64())])
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def write_shard(run: RunDir, number: int, rows: list[Row]) -> None:
             "error_code": [row.error_code for row in rows],
             "priority": [0 for _ in rows],
             "error_message": ["rows.jsonl:1: broken" if row.error_code else None for row in rows],
-            "passthrough": [{"doc": f"text {row.row}", "score": row.row / 2} for row in rows],
+            "passthrough": [{"doc": f"text {row.row}", "weight": row.row / 2} for row in rows],
         },
         schema=schema,
     )
@@ -159,7 +159,9 @@ def oracle(rows: list[Row], spec: JobSpec) -> list[dict[str, Any]]:
         if spec.sampling.best_of is not None:
             generated.sort(key=lambda result: -sum(map(expected_logprob, map(ord, result["response"] or ""))))
         for sample, result in enumerate(generated[: spec.sampling.n]):
-            answers.append({"doc": f"text {row.row}", "score": row.row / 2, "row": row.row, "sample": sample, **result})
+            answers.append(
+                {"doc": f"text {row.row}", "weight": row.row / 2, "row": row.row, "sample": sample, **result}
+            )
     return answers
 
 
@@ -179,5 +181,5 @@ def results(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for part in sorted(path.glob("*.parquet")):
         rows += pq.read_table(part, page_checksum_verification=True).to_pylist()
-    known = ("doc", "score", "row", "sample", "response", "finish_reason", "error_code")
+    known = ("doc", "weight", "row", "sample", "response", "finish_reason", "error_code")
     return [{name: row[name] for name in known} for row in rows]

@@ -9,15 +9,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 import bulkrun
 from bulkrun.cli import main
-from bulkrun.errors import BulkrunError, JobFileError
+from bulkrun.errors import BulkrunError, JobFileError, ModelError
+from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.launch.model_list import describe_model
 from tests.launch.one_process import one_process, own_engine
 from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json
+from tests.models.tiny_models import edit_weights
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all"]
 LENGTH = 16
@@ -77,6 +80,13 @@ def test_every_score_is_the_models_own_whatever_shares_its_step(model: Path, tmp
     assert rows[-1]["prompt_tokens"] == LENGTH
 
 
+def test_its_progress_is_of_a_job_without_outputs_to_its_end(model: Path, tmp_path: Path) -> None:
+    seen: list[ProgressSnapshot] = []
+    with one_process(own_engine):
+        bulkrun.run_job(job_over(model, tmp_path), on_progress=seen.append)
+    assert seen[-1].rows_done == len(TEXTS) and not any(one.generates for one in seen)
+
+
 def test_labels_may_have_other_names_and_are_recorded(model: Path, tmp_path: Path) -> None:
     names = {"labels": ["poor", "fair", "good"]}
     rows = rows_of(job_over(model, tmp_path, classification=names))
@@ -95,6 +105,22 @@ def test_labels_that_do_not_fit_are_refused(labels: list[str], said: str, model:
         rows_of(job_over(model, tmp_path, classification={"labels": labels}))
 
 
+def test_a_models_label_that_is_no_text_is_named_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    write_json(model / "config.json", config | {"id2label": {"0": "a", "1": "\ud83d", "2": "c"}})
+    with pytest.raises(
+        JobFileError, match=r"^classification\.labels: '\\ud83d' is not Unicode text .*; name the labels"
+    ):
+        rows_of(job_over(model, tmp_path))
+    assert len(rows_of(job_over(model, tmp_path, classification={"labels": ["a", "b", "c"]}))) == len(TEXTS)
+
+
+def test_a_classifier_whose_numbers_are_none_is_not_called_an_unknown_one(model: Path, tmp_path: Path) -> None:
+    edit_weights(model, classifier__bias=torch.full((3,), float("nan")))
+    with pytest.raises(ModelError, match=r"what it makes of a short text is not finite: its weights are damaged"):
+        rows_of(job_over(model, tmp_path))
+
+
 def test_a_model_that_writes_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BulkrunError, match=r"Qwen3ForCausalLM, and none ends in ForSequenceC.*: .*task: embed"):
         rows_of(job_over(Path("bundled:tiny"), tmp_path))
@@ -107,6 +133,11 @@ def test_validate_and_preview_say_what_comes(model: Path, tmp_path: Path) -> Non
         shown = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml"), "-n", "1"], catch_exceptions=False)
     assert re.search(r"labels +a, b, c; activation softmax", checked.output)
     assert re.search(r"label +[abc]\b", shown.output) and re.search(r"scores +[abc] 0\.\d{4}, [abc] 0\.", shown.output)
+
+
+def test_a_text_is_not_taken_for_the_names_of_its_letters(model: Path) -> None:
+    with pytest.raises(JobFileError, match=r'classification\.labels: "xyz" is not a list'):
+        bulkrun.Classifier(model, labels="xyz")
 
 
 def test_from_python_each_text_has_its_label(model: Path) -> None:

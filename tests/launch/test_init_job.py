@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.errors import InputError, UsageError
+from bulkrun.errors import InputError, JobFileError, UsageError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.launch.init_job import write_job
+from bulkrun.launch.init_prompt import Wanted
 from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.runs.preview import check_job
 from tests.full_disk import file_size_limit
@@ -141,6 +143,26 @@ def test_an_input_without_rows_tells_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no rows"):
         write_job(str(tmp_path / "empty.jsonl"), tmp_path / "job.yaml")
     assert not (tmp_path / "job.yaml").exists()
+
+
+def test_a_name_that_no_job_file_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_lines(Path(os.fsdecode(b"\xff.jsonl")), ROWS["text"])
+    for source, said in ((os.fsdecode(b"\xff.jsonl"), r"^'\\udcff\.jsonl': the name is not UTF-8"), ("", "empty text")):
+        with pytest.raises(InputError, match=said):
+            write_job(source, tmp_path / "job.yaml")
+    assert not (tmp_path / "job.yaml").exists()
+
+
+def test_the_delimiter_of_csv_files_goes_into_the_job(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("text;n\na, b;1\n")
+    with pytest.raises(InputError, match=r'input\.delimiter: ";"'):
+        write_job(str(tmp_path / "data.csv"), tmp_path / "job.yaml")
+    with pytest.raises(JobFileError, match=r"input\.delimiter: must be one character"):
+        write_job(str(tmp_path / "data.csv"), tmp_path / "job.yaml", Wanted(delimiter=";;"))
+    write_job(str(tmp_path / "data.csv"), tmp_path / "job.yaml", Wanted(delimiter=";"))
+    spec = load_job(tmp_path / "job.yaml")
+    assert spec.input.delimiter == ";" and check_job(spec)["input columns"] == "text string, n string"
 
 
 def test_an_input_that_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -70,3 +70,11 @@ def test_quantized_weights_are_described_so(quantization: dict[str, Any], weight
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": quantization}))
     assert describe_model(str(tmp_path))["weights"] == weights
     assert "weights" not in describe_model("bundled:tiny")
+
+
+def test_a_model_that_cannot_be_loaded_is_not_described_as_if_it_could(tmp_path: Path) -> None:
+    assert "cannot be loaded" not in describe_model("bundled:tiny")
+    (tmp_path / "config.json").write_bytes((BUNDLED_ROOT / "tiny" / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").touch()
+    facts = describe_model(str(tmp_path))
+    assert facts["level"] == "fast" and "weights only as pickle" in facts["cannot be loaded"]

@@ -83,6 +83,8 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
     """
     found: dict[Path | RemotePath, InputFile] = {}
     for pattern in [paths] if isinstance(paths, str) else paths:
+        if not pattern:
+            raise InputError("input.path: an empty text names no file; this directory is '.'")
         files = _expand_any(pattern)
         if not files:
             raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()}); {WHAT_WORKS}")

@@ -91,12 +91,15 @@ def passthrough_schema(
     return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])
 
 
-def passable(names: Iterable[str]) -> list[str]:
-    """The input columns among `names` that the output can hold; of two that SQL takes for one, the first."""
+def passable(names: Iterable[str], added: Iterable[str] = RESULT_NAMES) -> list[str]:
+    """The input columns among `names` that the output can hold beside those that the job adds.
+
+    Of two that SQL takes for one, the first.
+    """
     firsts: dict[str, str] = {}
     for name in names:
         firsts.setdefault(sql_name(name), name)
-    results = {sql_name(name) for name in RESULT_NAMES}
+    results = {sql_name(name) for name in added}
     return [name for folded, name in firsts.items() if folded not in results]
 
 

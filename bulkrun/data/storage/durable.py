@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,8 +29,10 @@ ADVICE = {
     errno.EROFS: "the file system is read-only: choose another output.path or remount it",
     errno.EACCES: "check the permissions of the output directory",
     errno.EFBIG: "a file size limit (ulimit -f) is in the way",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then run the same command again",
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO), _FAILING),
 }
+_REMOVING_S, _LOOK_AGAIN_S = 10.0, 0.05  # a process that is about to stop may still put a file in, or have one open
 _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
 
 
@@ -162,10 +165,17 @@ def rename_dir(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and what is in it; what another process removed meanwhile is fine. May be repeated."""
+    """Remove a directory and what is in it; what another process removed meanwhile is fine. May be repeated.
+
+    Raises RunError where something stays: NFS keeps a removed file, under another name, while a program has it open.
+    """
+    give_up = time.monotonic() + _REMOVING_S
     with disk_errors("removing", path):
-        while path.is_dir():  # a process that is about to stop may still put a file in
+        while path.is_dir():
             shutil.rmtree(path, onerror=_unless_gone)
+            if path.is_dir() and time.monotonic() >= give_up:
+                raise RunError(f"{path}: cannot be removed: a program has a file in it open; end it and run this again")
+            time.sleep(_LOOK_AGAIN_S if path.is_dir() else 0)
         if path.parent.is_dir():
             fsync_dir(path.parent)
 

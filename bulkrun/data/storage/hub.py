@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from bulkrun.errors import InputError, RunError
+from bulkrun.errors import InputError, RunError, first_line
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -119,8 +119,7 @@ def _plain_errors(wanted: HubPath) -> Iterator[None]:
             raise RunError(f"{what}: the hub has no time (HTTP {status}); run the same command again") from error
         raise InputError(f"{what}: {_refused(error)}") from error
     except (unanswered, OSError) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RunError(f"{what}: downloading failed: {first_line}; run the same command again") from error
+        raise RunError(f"{what}: downloading failed: {first_line(error)}; run the same command again") from error
 
 
 def _refused(error: HfHubHTTPError) -> str:

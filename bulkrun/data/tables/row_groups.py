@@ -6,6 +6,7 @@ Knows neither what the rows are nor where the file lies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -73,5 +74,7 @@ class RowGroupWriter:
             self.close() if error is None else self._writer.close()
         except (OSError, pa.ArrowException):
             self._writer.is_open = False  # else it tries again when it is collected, where nobody can catch that
+            with suppress(OSError):
+                self._writer.close()  # the file alone: while it is open NFS does not remove it, nor its folder
             if error is None:
                 raise

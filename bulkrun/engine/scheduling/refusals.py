@@ -71,6 +71,7 @@ def _unknown_token(request: Request, vocab_size: int) -> RowError | None:
         "the prompt": request.prompt_token_ids,
         "output_token_ids": request.output_token_ids,
         "sampling.stop_token_ids": request.sampling.stop_token_ids,
+        "sampling.logit_bias": [token_id for token_id, _ in request.sampling.logit_bias],
     }
     for name, token_ids in given.items():
         if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):

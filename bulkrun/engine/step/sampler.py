@@ -7,6 +7,7 @@ all greedy is one maximum. Knows no stop conditions. All arithmetic is in ops:
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import NamedTuple
@@ -121,7 +122,9 @@ def _asks_for_allowed(params: SamplingParams) -> bool:
 def _shape_logits(
     logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
 ) -> None:
-    """Make tokens less likely whatever the temperature, in place: too early an end, repetitions."""
+    """Make tokens less or more likely whatever the temperature, in place: biases, too early an end, repetitions."""
+    if any(params.logit_bias for params in distinct):
+        _add_biases(logits_SV, model_input.sampling_seqs, rows.staging)
     if any(params.min_tokens for params in distinct):
         _forbid_early_end(logits_SV, model_input.sampling_seqs, rows.staging)
     if any(params.has_penalties for params in distinct):
@@ -145,6 +148,13 @@ def _choose(
         top_k_S=rows.top_k[row_S] if any(params.top_k > 0 for params in random) else None,
         top_p_S=rows.top_p[row_S] if any(params.top_p < 1 for params in random) else None,
     )
+
+
+def _add_biases(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> None:
+    given = [(i, *pair) for i, seq in enumerate(seqs) for pair in seq.request.sampling.logit_bias]
+    row_B, token_B = staging.send([i for i, _, _ in given], [token_id for _, token_id, _ in given])
+    bias_B = staging.send_array(array("f", [bias for _, _, bias in given]), torch.float32)
+    logits_SV[row_B, token_B] += bias_B  # a sequence has one bias for a token
 
 
 def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> None:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile import strict_yaml
 from bulkrun.job.jobfile.problems import SpecProblem, shown, spec_problems, wants_text
+from bulkrun.job.jobfile.python_values import as_yaml
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.strict_yaml import UNUSABLE, Document, key_name, parse_yaml
 
@@ -42,11 +43,15 @@ def override_job(values: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec
 
 
 def job_of(values: Mapping[str, Any]) -> JobSpec:
-    """The job in a dictionary that has the keys of a job file. Raises JobFileError with all problems, by key."""
+    """The job in a dictionary that has the keys of a job file. Raises JobFileError with all problems, by key.
+
+    Values may be a program's own: paths, tuples, numbers of NumPy.
+    """
+    plain = as_yaml(values)
     try:
-        return JobSpec.model_validate(dict(values))
+        return JobSpec.model_validate(plain)
     except ValidationError as error:
-        problems = spec_problems(dict(values), error)
+        problems = spec_problems(plain, error)
         raise JobFileError([f"{key_name(problem.path) or 'job'}: {problem.what}" for problem in problems]) from None
 
 

@@ -38,9 +38,9 @@ class ChatMessage(Section):
 class PromptSpec(Section):
     """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
 
-    Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`; with
-    `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of pairs of texts also
-    has `text_pair`.
+    Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`,
+    `conversations`; with `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of
+    pairs of texts also has `text_pair`.
     """
 
     template: str | None = Field(
@@ -52,8 +52,9 @@ class PromptSpec(Section):
     )
     messages: list[ChatMessage] | str | None = Field(
         None,
-        description="A conversation of templates, or the name of a column that holds a list of messages. With task: "
-        "classify a whole conversation, its answer included, is judged (reward models). Default: the columns tell.",
+        description="A conversation of templates, or the name of a column that holds a list of messages, {role, "
+        "content} or, as in ShareGPT's datasets, {from, value}. With task: classify a whole conversation, its "
+        "answer included, is judged (reward models). Default: the columns tell.",
     )
     column: str | None = Field(
         None, description="The name of a column that holds the prompt text. Default: the columns tell."

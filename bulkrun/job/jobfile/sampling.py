@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
@@ -38,11 +39,17 @@ _PLAIN_SAMPLING = (
     *get_args(Choosing),
     "stop",
     "stop_token_ids",
+    "logit_bias",
     "ignore_eos",
     "logprobs",
     "prompt_logprobs",
     "logprobs_over",
 )
+
+
+def with_ids(biases: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A mapping whose keys are token ids, with those as numbers that are digits."""
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in biases.items()}
 
 
 class ThinkingSpec(Section):
@@ -146,6 +153,11 @@ class SamplingSpec(Section):
         "that begins first. A structured output that it cuts short is an invalid_schema error. Default: none.",
     )
     stop_token_ids: list[int] = Field([], description="Token ids that end the output.")
+    logit_bias: dict[int, float] | None = Field(
+        None,
+        description='Token id, in quotes, -> a number from -100 to 100 that is added to its logit, as {"50256": -100}: '
+        "-100 forbids the token as good as always, 100 allows no other one. Default: none.",
+    )
     ignore_eos: bool = Field(False, description="Continue after the end-of-sequence token (for benchmarks).")
     seed: int = Field(
         0, description="The job's seed. A row's sampling noise depends only on this, its id and the sample."
@@ -190,6 +202,12 @@ class SamplingSpec(Section):
         description="Sampling key -> input column that overrides it in rows where the column is not null or empty: "
         f"any of {', '.join(get_args(PerRow))}.",
     )
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _ids_as_json_has_them(cls, value: Any) -> Any:
+        """JSON has no numbers for keys: OpenAI's lines, and the record of a run."""
+        return with_ids(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _best_of(self) -> SamplingSpec:
@@ -262,6 +280,7 @@ class SamplingSpec(Section):
         stop = values.get("stop", ())
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+        values["logit_bias"] = tuple(sorted(with_ids(values.get("logit_bias", {})).items()))
         return values
 
     def _structured_params(self, of_row: str | dict[str, Any] | None) -> dict[str, Any]:

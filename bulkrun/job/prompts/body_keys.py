@@ -27,7 +27,7 @@ STRUCTURES = (
     "guided_grammar",
 )
 # Honoured: a row's own values win over the job's.
-BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logprobs", *STRUCTURES)
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logit_bias", "logprobs", *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
@@ -53,7 +53,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "function_call": ("none", "auto"),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),
-        "logit_bias": ({},),
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),

@@ -48,7 +48,7 @@ class BodyParams:
         values |= {key: _whole(key, body[key]) for key in WHOLE_NUMBERS if key in body}
         if "max_completion_tokens" in values:
             values["max_tokens"] = values.pop("max_completion_tokens")
-        values |= _stops(body)
+        values |= _stops(body) | _biases(body)
         if (structure := structure_of(body)) is not None:
             values["structured_outputs"] = structure
         return dict(sorted(values.items()))
@@ -87,6 +87,14 @@ def _stops(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise BadBody(f"body.stop_token_ids: {shown(ids)} is not a list of token ids")
     return {key: value for key, value in (("stop", texts), ("stop_token_ids", ids)) if value}
+
+
+def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("logit_bias", {})
+    if not isinstance(given, dict) or not all(key.isdecimal() for key in given):
+        raise BadBody(f"body.logit_bias: {shown(given)} is not an object of token ids and numbers")
+    biases = {key: _number("logit_bias", value) for key, value in sorted(given.items())}
+    return {"logit_bias": biases} if biases else {}
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> int | None:

@@ -33,6 +33,8 @@ class Ask(NamedTuple):
 
 # Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# Who speaks in a dataset of ShareGPT's form, {from, value}, which many on the hub have.
+_SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 _SINGLE_BRACES = re.compile(r"\{\s*(\w+)\s*\}")
 RowToAsk = Callable[[Mapping[str, Any]], Ask | RowError]
 RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
@@ -131,7 +133,7 @@ def _text_of(column: str, value: Any) -> Conversation | RowError:
 
 
 def _messages_of(column: str, value: Any) -> Conversation | RowError:
-    """The messages in a column: a list of {role, content}, or such a list as JSON text.
+    """The messages in a column: a list of {role, content}, or of ShareGPT's {from, value}, or such a list as JSON text.
 
     Arrow's structs carry a null for each field that another row's messages have.
     """
@@ -143,9 +145,19 @@ def _messages_of(column: str, value: Any) -> Conversation | RowError:
     else:
         value = without_nulls(value)
     try:
-        return read_messages(value)
+        return read_messages(list(map(_renamed, value)) if isinstance(value, list) else value)
     except BadMessages as problem:
         return RowError("bad_input", f"column {column!r}{problem}")
+
+
+def _renamed(message: Any) -> Any:
+    """A message of ShareGPT's form in the usual one; all else as it came."""
+    if not isinstance(message, dict) or "role" in message or not {"from", "value"} <= message.keys():
+        return message
+    speaker = message["from"]
+    if not isinstance(speaker, str) or speaker.lower() not in _SHAREGPT_ROLES:
+        raise BadMessages(f": a message is from {shown(speaker)}, which is none of {', '.join(_SHAREGPT_ROLES)}")
+    return {"role": _SHAREGPT_ROLES[speaker.lower()], "content": message["value"]}
 
 
 def read_messages(value: Any) -> Conversation:

@@ -1,7 +1,7 @@
 """A job that does not say how a row becomes a prompt: the input's columns tell. Knows names and shapes, no values.
 
-Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`; of a job that generates
-nothing `text`, then `prompt`. A mapping in the job file always wins.
+Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`, `conversations`; of a job
+that generates nothing `text`, then `prompt`. A mapping in the job file always wins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from bulkrun.job.jobfile.spec import JobSpec
 
 # The columns that make a line an OpenAI batch line; `method` may be missing and is POST then.
 BATCH_COLUMNS = ("custom_id", "url", "body")
-_OF_PROMPTS = {"messages": "messages", "prompt": "column", "text": "column"}  # column -> the key that names it
+_OF_PROMPTS = {  # column -> the key that names it
+    "messages": "messages",
+    "prompt": "column",
+    "text": "column",
+    "conversations": "messages",
+}
 _OF_TEXTS = {"text": "column", "prompt": "column"}
 
 
@@ -87,7 +92,7 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
     for name, key in telling.items():
         if name in columns:
             if key == "messages" and spec.prompt.chat_template == "none":
-                raise JobFileError(["prompt.chat_template: none, but the input's column 'messages' needs one"])
+                raise JobFileError([f"prompt.chat_template: none, but the input's column {name!r} needs one"])
             return spec.with_keys(prompt={key: name})
     raise JobFileError(
         [

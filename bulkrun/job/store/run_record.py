@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import Any
 
@@ -35,11 +36,22 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
     overrides: list[str] = field(default_factory=list)  # the --set values of the command
+    utc_offset_s: int | None = None  # of local time where it began; None: an earlier version did not say
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """A hash of each section of what decides the results: says where a job differs."""
         return {section: fingerprint(values) for section, values in self.identity.items()}
+
+    @property
+    def began(self) -> datetime:
+        """When it began, by the clock on the wall there: prompts that hold the date go by it, wherever it goes on."""
+        there = None if self.utc_offset_s is None else timezone(timedelta(seconds=self.utc_offset_s))
+        return datetime.fromisoformat(self.created).astimezone(there)
+
+    def as_old_as(self, other: RunRecord) -> RunRecord:
+        """The same, begun when and where `other` was."""
+        return replace(self, created=other.created, utc_offset_s=other.utc_offset_s)
 
     @property
     def prompt_facts(self) -> Facts:
@@ -107,7 +119,14 @@ def new_record(
     """The record a new run of this resolved job (`JobSpec.model_dump()`) would get."""
     identity = identity_of(job, input_facts, model_facts, prompt_facts)
     made = RunRecord(secrets.token_hex(8), utc_now(), dict(job), identity, job_file, dict(versions))
-    return replace(made, overrides=list(overrides))
+    return replace(made, overrides=list(overrides), utc_offset_s=_utc_offset_s(made.created))
+
+
+def _utc_offset_s(instant: str) -> int:
+    """That of local time at an instant."""
+    offset = datetime.fromisoformat(instant).astimezone().utcoffset()
+    assert offset is not None, "it has a time zone"
+    return round(offset.total_seconds())
 
 
 def read_record(run: RunDir) -> RunRecord:

@@ -231,6 +231,6 @@ def _write_picks(connection: duckdb.DuckDBPyConnection, first_row: int, path: Pa
         "key AS row_key, same AND kind = 'failed' AS keep_success "
         "FROM found WHERE kind <> 'unchanged' ORDER BY position"
     )
-    with pq.ParquetWriter(path, PICK_SCHEMA) as writer:
+    with RowGroupWriter(path, PICK_SCHEMA, _ROWS_PER_GROUP) as writer:
         for batch in connection.sql(query, params=[first_row]).to_arrow_reader(_ROWS_PER_GROUP):
-            writer.write_table(pa.Table.from_batches([batch]).cast(PICK_SCHEMA))
+            writer.write(pa.Table.from_batches([batch]).cast(PICK_SCHEMA))

@@ -74,7 +74,7 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
     _refuse_lost_rows(run, sum(info.input_rows for info in infos), old.rows + fresh - len(update.dropped))
     record, whole = read_record(run), _is_whole(run, update)
     if update.record is not None and whole:
-        record = replace(RunRecord(**update.record), run_id=record.run_id, created=record.created)
+        record = replace(RunRecord(**update.record).as_old_as(record), run_id=record.run_id)
         _refuse_late(run, update)
         if run.staged.sql_snapshot.exists():
             swap_in(run.staged.sql_snapshot, run.sql_snapshot)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from traceback import clear_frames
 from typing import Any
@@ -84,7 +84,7 @@ def staged_record(
         versions=record.versions,
         job_file=record.job_file,
     )
-    return replace(made, created=record.created)
+    return made.as_old_as(record)
 
 
 def open_staging(run: RunDir, record: RunRecord) -> RunDir:

@@ -55,7 +55,8 @@ class Timeline:
 class RunReport:
     """A run at one moment. `ends` counts finish reasons, or the labels of a run that classifies; most frequent first.
 
-    `events` counts what happened beside commits. `elapsed_s` is from the first event to the last one, pauses included.
+    `events` counts what happened beside commits. `working_s`: how long somebody was at work, by the events of those who
+    were; None where nobody has been.
     """
 
     status: RunStatus
@@ -63,7 +64,7 @@ class RunReport:
     job_file: str | None
     overrides: list[str]
     versions: dict[str, str]
-    elapsed_s: float | None
+    working_s: float | None
     ends: dict[str, int]
     lengths: list[Lengths]
     errors: ErrorReport
@@ -82,7 +83,7 @@ def read_report(run: RunDir) -> RunReport:
         job_file=record.job_file,
         overrides=record.overrides,
         versions=record.versions,
-        elapsed_s=_elapsed_s(events),
+        working_s=_working_s(events),
         ends=_ends(run, columns),
         lengths=[found for column in _COUNTED if column in columns and (found := _lengths(run, column)) is not None],
         errors=read_row_errors(run, examples=3),
@@ -137,10 +138,17 @@ def _timeline(events: Iterable[dict[str, Any]]) -> Timeline | None:
     return Timeline(began.isoformat(timespec="seconds"), interval_s, rows, failed)
 
 
-def _elapsed_s(events: Iterable[dict[str, Any]]) -> float | None:
-    times = [time for event in events if (time := _time(event)) is not None]
-    span: timedelta = max(times) - min(times) if times else timedelta()
-    return span.total_seconds() if times else None
+def _working_s(events: Iterable[dict[str, Any]]) -> float | None:
+    """Seconds in which at least one worker was between its first event and its last one."""
+    seen: dict[str, list[datetime]] = {}
+    for event in events:
+        if event.get("worker", "-") != "-" and (time := _time(event)) is not None:
+            seen.setdefault(str(event["worker"]), []).append(time)
+    working, until = timedelta(), None
+    for first, last in sorted((min(times), max(times)) for times in seen.values()):
+        working += max(timedelta(), last - (first if until is None else max(first, until)))
+        until = last if until is None else max(until, last)
+    return working.total_seconds() if seen else None
 
 
 def _time(event: dict[str, Any]) -> datetime | None:

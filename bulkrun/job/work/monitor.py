@@ -15,7 +15,6 @@ from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.pipeline import Pipeline
-from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.uploads import Uploads
 
 
@@ -25,7 +24,7 @@ class Monitor:
     def __init__(self, attempt: Attempt, pipeline: Pipeline, uploads: Uploads, *, heartbeat_s: float) -> None:
         self._attempt, self._pipeline, self._uploads = attempt, pipeline, uploads
         self._own_run = OwnRun(attempt.run, attempt.record.run_id)
-        self.latest = ProgressSnapshot()
+        self.latest = pipeline.progress.snapshot()  # of no row yet: it says whether there will be outputs
         self._heartbeat = Heartbeat(attempt.run, attempt.worker, lambda: self.latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(attempt.run, attempt.record, attempt.spec.run.max_error_rate)
         self._counted: set[int] = set()  # committed shards that the progress knows of

@@ -6,17 +6,18 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bulkrun
-from bulkrun.errors import UsageError
+from bulkrun.errors import ModelError, UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import bound_spinning
+from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.scratch import Scratch
@@ -76,21 +77,25 @@ class LoadedModel:
         """What ran, and on which device."""
         import torch
 
-        device = self.engine.config.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
         config = self.engine.config
         return {
-            "device": name,
-            "processor": _processor_name(),
-            "bulkrun": bulkrun.__version__,
-            "torch": str(torch.__version__),
+            **machine_facts(config.device),
             "load_format": self.args.load_format,
             "deterministic": self.args.deterministic,
             "async_scheduling": config.async_scheduling,
-            "dtype": _name_of(config.dtype),
-            "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else _name_of(config.kv_cache_dtype),
+            "dtype": name_of(config.dtype),
+            "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else name_of(config.kv_cache_dtype),
             **({} if self.quantization is None else {"quantization": self.quantization}),
         }
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """What a model ran on, and with which versions."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    versions = {"bulkrun": bulkrun.__version__, "torch": str(torch.__version__)}
+    return {"device": name, "processor": _processor_name(), **versions}
 
 
 def _processor_name() -> str:
@@ -102,7 +107,8 @@ def _processor_name() -> str:
     return next(names, platform.processor())
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """As a job file has it: float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -128,13 +134,26 @@ def load_for_bench(choice: ModelChoice, check: Callable[[ModelConfig], object] |
 
     with ExitStack() as scratch:
         model_dir, args = _asked_for(choice, scratch)
-        config = ModelConfig.from_dir(model_dir)
+        config = _config_of(model_dir)
         if check is not None:
             check(config)
         start = time.perf_counter()
         engine = LLMEngine.from_model_dir(model_dir, **asdict(args))
         load_s = time.perf_counter() - start
     return LoadedModel(engine, config, model_dir if choice.model is not None else None, load_s, args)
+
+
+def _config_of(model_dir: Path) -> ModelConfig:
+    """Raises ModelError, and UsageError, naming the other benchmark, for a model that makes something else of texts."""
+    try:
+        return ModelConfig.from_dir(model_dir)
+    except ModelError as error:
+        with suppress(ModelError):
+            EmbeddingConfig.from_dir(model_dir)
+            raise UsageError(
+                f"{model_dir}: writes no text; bulkrun bench texts measures what embeds or classifies"
+            ) from None
+        raise error from None
 
 
 def _asked_for(choice: ModelChoice, scratch: ExitStack) -> tuple[Path, EngineArgs]:

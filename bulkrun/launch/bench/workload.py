@@ -97,12 +97,14 @@ def padded(work: Sequence[Work], batch_size: int, *, prompts: bool = True, seed:
     return longer
 
 
-def read_dataset(path: Path, *, vocab_size: int, encode: Callable[[list[str]], list[list[int]]] | None) -> list[Work]:
-    """The rows of a JSONL file: `prompt_token_ids` or `prompt`, and `max_tokens`. `encode` is None without a tokenizer.
+def read_dataset(
+    path: Path, *, vocab_size: int, encode: Callable[[list[str]], list[list[int]]] | None, generates: bool = True
+) -> list[Work]:
+    """The rows of a JSONL file: `prompt_token_ids` or `prompt`, and, where it `generates`, `max_tokens`.
 
-    Raises InputError with file and line for anything that is not such a row.
+    `encode` is None without a tokenizer. Raises InputError with file and line for anything that is not such a row.
     """
-    rows = list(_rows(path))
+    rows = list(_rows(path, generates))
     texts = [(place, row["prompt"]) for place, row in rows if "prompt_token_ids" not in row]
     if texts and encode is None:
         raise InputError(f"{texts[0][0]}: a prompt as text, but a shape has no tokenizer; give prompt_token_ids")
@@ -112,17 +114,17 @@ def read_dataset(path: Path, *, vocab_size: int, encode: Callable[[list[str]], l
         token_ids = row.get("prompt_token_ids") or next(encoded)
         if not token_ids or max(token_ids) >= vocab_size:
             raise InputError(f"{place}: the prompt is empty or has ids above the model's vocabulary of {vocab_size}")
-        work.append(Work(token_ids, row["max_tokens"]))
+        work.append(Work(token_ids, row["max_tokens"] if generates else 0))
     return work
 
 
-def check_dataset(path: Path) -> None:
+def check_dataset(path: Path, *, generates: bool = True) -> None:
     """Raise InputError for what is not a dataset, whatever the model is. Takes no time beside loading one."""
-    for _ in _rows(path):
+    for _ in _rows(path, generates):
         pass
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(path: Path, generates: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         stream = path.open("rb")
     except OSError as error:
@@ -133,18 +135,19 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if line.data is None or line.data.strip():
                 found = True
                 place = f"{path}:{line.number}"
-                yield place, _row(place, line)
+                yield place, _row(place, line, generates)
     if not found:
         raise InputError(f"--dataset {path}: no rows")
 
 
-def _row(place: str, line: Line) -> dict[str, Any]:
+def _row(place: str, line: Line, generates: bool) -> dict[str, Any]:
     try:
         row = parse_line(line, _MAX_LINE_BYTES)
     except BadLine as problem:
         raise InputError(f"{place}: {problem}") from None
-    if not _is_prompt(row) or not _is_count(row.get("max_tokens")):
-        raise InputError(f'{place}: a row is {{"prompt_token_ids": [1, 2] or "prompt": "text", "max_tokens": 128}}')
+    if not _is_prompt(row) or (generates and not _is_count(row.get("max_tokens"))):
+        output = ', "max_tokens": 128' if generates else ""
+        raise InputError(f'{place}: a row is {{"prompt_token_ids": [1, 2] or "prompt": "text"{output}}}')
     return row
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.models.config.classification_config import ClassificationConfig
@@ -23,7 +24,7 @@ def find_classifier(name: str, adapter: Path | None, bundled_root: Path) -> tupl
 def with_classification(spec: JobSpec, model: ClassificationConfig) -> JobSpec:
     """The spec with every key of `classification`, and the length of a text, as the model has them where it is silent.
 
-    Raises JobFileError for another number of labels and for two of one name, ModelError for an
+    Raises JobFileError for another number of labels, for two of one name and for one that is no text, ModelError for an
     activation that is not known or makes no sense, UsageError for a length that the model does not have.
     """
     given = spec.classification
@@ -32,6 +33,11 @@ def with_classification(spec: JobSpec, model: ClassificationConfig) -> JobSpec:
         raise JobFileError(
             [f"classification.labels: {len(labels)} names, and the model has {len(model.labels)} labels "
              f"({', '.join(model.labels)})"]
+        )  # fmt: skip
+    if odd := [label for label in labels if not is_unicode(label)]:
+        raise JobFileError(
+            [f"classification.labels: {odd[0]!r} is not Unicode text (half a surrogate pair), which no column holds; "
+             "name the labels here as you want to see them"]
         )  # fmt: skip
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise JobFileError([f"classification.labels: {', '.join(twice)} more than once; give each label its own name"])

@@ -212,7 +212,7 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     check_calls(spec)
     model.model_len(spec.engine.max_model_len)
     own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
-    _check_stop_tokens(spec.sampling, max(model.vocab_size, own))
+    _check_token_ids(spec.sampling, max(model.vocab_size, own))
     return PreparedJob(with_defaults(spec, model_dir), model_dir, adapter, model, tokenizer, files)
 
 
@@ -228,18 +228,19 @@ def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) ->
 
     `root` is where the run is found now, if not under the path of its job.
     """
-    created = datetime.fromisoformat(record.created).astimezone()
+    began = record.began
     if root is not None:
         spec = spec.with_keys(output={"path": str(root)})
-    return prepare(spec, now=lambda: created, warns=False)
+    return prepare(spec, now=lambda: began, warns=False)
 
 
-def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:
+def _check_token_ids(sampling: SamplingSpec, vocab_size: int) -> None:
     """Raise JobFileError for an id that the model does not have: the engine would refuse every row for it."""
-    for token_id in sampling.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            what = f"{token_id} is not a token id of the model; ids go from 0 to {vocab_size - 1}"
-            raise JobFileError([f"sampling.stop_token_ids: {what}"])
+    for key, token_ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias or ())):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                what = f"{token_id} is not a token id of the model; ids go from 0 to {vocab_size - 1}"
+                raise JobFileError([f"sampling.{key}: {what}"])
 
 
 def _refuse_odd_names(record: RunRecord) -> None:

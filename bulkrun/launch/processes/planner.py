@@ -114,9 +114,8 @@ def main(root: Path, run_id: str, supervisor: Supervisor) -> None:
             prepared.check_input(record)
             prepared.check_model(record)  # whose tokenizer plans
             plan_run(run, record, prepared, worker, lambda: drain.should_stop() or supervisor.is_gone(), drain.started)
-    except BulkrunError as error:
-        channel.send(error)
-        sys.exit(error.exit_code)
+    except (BulkrunError, OSError) as error:
+        sys.exit(channel.tell(error))
 
 
 if __name__ == "__main__":

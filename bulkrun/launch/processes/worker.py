@@ -53,7 +53,9 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
 
     def load_engine() -> Engine:
         prepared.check_model(record)
-        return make_engine()
+        engine = make_engine()
+        prepared.check_model(record)  # again: a checkpoint that is replaced while it is read is loaded as another's
+        return engine
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
         engine = load_engine()
@@ -106,9 +108,8 @@ def main(argv: list[str]) -> int:
     except EngineLost as error:
         logging.getLogger(__name__).error("%s", error)
         return os.EX_SOFTWARE
-    except BulkrunError as error:
-        channel.send(error)
-        return error.exit_code
+    except (BulkrunError, OSError) as error:
+        return channel.tell(error)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from os import PathLike, fspath
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
+from bulkrun.errors import UsageError, shown_value
 from bulkrun.settings import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 
 _O = TypeVar("_O")
@@ -34,9 +35,16 @@ class EngineSettings(TypedDict, total=False):
     enforce_eager: bool
 
 
-def engine_section(given: EngineSettings) -> dict[str, Any]:
-    """The section of a job file: paths are text there."""
-    return {key: fspath(value) if isinstance(value, PathLike) else value for key, value in given.items()}
+def refuse_one(given: Any, of: str) -> None:
+    """Raise UsageError for what is no list or iterator of what a call takes; `of` says that in a few words.
+
+    Some could be gone through and would give something else: bytes numbers, a mapping its keys, and a table of pandas
+    or polars the names of its columns, which are texts.
+    """
+    if hasattr(given, "columns") and not isinstance(given, type):
+        raise UsageError(f"a table is not a list or an iterator of {of}; give one of its columns: table['text']")
+    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+        raise UsageError(f"{shown_value(given)} is not a list or an iterator of {of}")
 
 
 class Shown(NamedTuple):

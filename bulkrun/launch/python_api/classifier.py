@@ -16,7 +16,7 @@ from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.classification import find_classifier, with_classification
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.launch.python_api.calls import EngineSettings, engine_section
+from bulkrun.launch.python_api.calls import EngineSettings
 from bulkrun.launch.python_api.prompt_stream import Asked, Ended
 from bulkrun.launch.python_api.prompts import Ask, ask_pair, conversation_asker
 from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
@@ -66,9 +66,9 @@ class Classifier(TextModel[ClassificationOutput]):
         pairs: bool = False,
         **engine: Unpack[EngineSettings],
     ) -> None:
-        made = {"activation": activation, "labels": None if labels is None else list(labels)}
+        made = {"activation": activation, "labels": labels}
         run = {"on_too_long": on_too_long}
-        asked = job_of_texts(model, "classify", classification=made, engine=engine_section(engine), run=run)
+        asked = job_of_texts(model, "classify", classification=made, engine=engine, run=run)
         adapter = adapter_dir(asked.engine)
         model_dir, config = find_classifier(asked.model, adapter, BUNDLED_ROOT)
         spec = with_classification(asked, config)

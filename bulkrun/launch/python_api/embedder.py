@@ -16,7 +16,7 @@ from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.launch.python_api.calls import EngineSettings, engine_section
+from bulkrun.launch.python_api.calls import EngineSettings
 from bulkrun.launch.python_api.prompt_stream import Asked, Ended
 from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
 from bulkrun.request import RowError
@@ -70,7 +70,7 @@ class Embedder(TextModel[EmbeddingOutput]):
         embedding = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         prompts = {"prompt_name": prompt_name, "prompt": prompt}
         run = {"on_too_long": on_too_long}
-        asked = job_of_texts(model, "embed", embedding={**embedding, **prompts}, engine=engine_section(engine), run=run)
+        asked = job_of_texts(model, "embed", embedding={**embedding, **prompts}, engine=engine, run=run)
         adapter = adapter_dir(asked.engine)
         model_dir, config = find_embedding_model(asked.model, adapter, BUNDLED_ROOT)
         spec = with_embedding(asked, config)

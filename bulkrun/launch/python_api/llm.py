@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
-from bulkrun.errors import UsageError, shown_value
+from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, Offer, Tool
@@ -26,7 +26,7 @@ from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_markers, with_schema
 from bulkrun.launch.preparation.tool_calling import with_tool_format
-from bulkrun.launch.python_api.calls import EngineSettings, Shown, engine_section
+from bulkrun.launch.python_api.calls import EngineSettings, Shown, refuse_one
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of, sampling_with
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
@@ -46,6 +46,7 @@ _COLUMNS = [
     pa.field(name, pa.null())
     for name in ("reasoning", "tool_calls", "logprobs", "prompt_logprobs", "cumulative_logprob")
 ]
+_OTHER_TASKS = ("task", "runner", "convert")  # as vLLM is told that a model embeds or classifies
 _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
 
 
@@ -73,8 +74,12 @@ class LLM:
         model = fspath(model) if isinstance(model, PathLike) else model
         if type(seed) is not int:
             raise UsageError(f"seed: {seed!r:.60} is not a whole number")
+        if other := [name for name in _OTHER_TASKS if name in engine]:
+            raise UsageError(
+                f"{other[0]}: an LLM writes text; bulkrun.Embedder makes vectors of texts, Classifier labels"
+            )
         self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
-        settings = job_of({**self._job, "engine": engine_section(engine)}).engine
+        settings = job_of({**self._job, "engine": engine}).engine
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
         self._seed = seed
         self._defaults = generation_defaults(model_dir)
@@ -194,8 +199,7 @@ class LLM:
         add_special_tokens: bool,
         offer: Offer = NO_OFFER,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise UsageError(f"{shown_value(given)} is not a list or an iterator of prompts (chat: of conversations)")
+        refuse_one(given, "prompts (chat: of conversations)")
         self._shared.check_process()
         sampling = self._sampling_of_each(given, sampling_params, offer)
         asked = (
@@ -240,7 +244,7 @@ class LLM:
         if refused := [name for name in _NOT_HERE if name in sampling]:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
         spec = self._spec_of({**implied, **sampling})
-        return sampling_with_defaults(spec, self._defaults).to_params(), sampling.get("seed")
+        return sampling_with_defaults(spec, self._defaults).to_params(), spec.seed if "seed" in sampling else None
 
     def _spec_of(self, sampling: Mapping[str, Any]) -> SamplingSpec:
         job = with_schema(job_of({**self._job, "sampling": dict(sampling)}))

@@ -11,15 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from bulkrun.errors import UsageError
 from bulkrun.request import Completion, Engine, Request, RowError, SamplingParams
 
 _T = TypeVar("_T")
 _O = TypeVar("_O")
+Receive = Callable[[Request, Completion], None]
 
 
 class Asked(NamedTuple):
@@ -61,7 +61,8 @@ class SharedEngine:
         self.engine = engine
         self._process = os.getpid()
         self._turn = threading.Lock()
-        self._receivers: dict[str, Callable[[Completion], None]] = {}
+        self._in_turn = False
+        self._wanted: dict[str, tuple[Request, Receive]] = {}
         self._unwanted: deque[str] = deque()
         self._ids = count()
 
@@ -70,46 +71,58 @@ class SharedEngine:
         if os.getpid() != self._process:
             raise UsageError("this model belongs to the process that made it; after os.fork() the child makes its own")
 
-    def add(
-        self, prompts: Sequence[tuple[Sequence[int], Asked]], receive: Callable[[Request, Completion], None]
-    ) -> list[str]:
-        """Queue prompts, all in one turn; `receive` is called for each when it has ended, in any thread.
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("this model belongs to the process that made it; let each process make its own")
 
-        Returns the requests' ids.
-        """
-        requests = [Request(f"{next(self._ids)}", ids, asked.sampling, asked.seed) for ids, asked in prompts]
+    def requests(self, prompts: Sequence[tuple[Sequence[int], Asked]]) -> list[Request]:
+        """Prompts as requests with ids of their own, not queued yet."""
+        return [Request(f"{next(self._ids)}", ids, asked.sampling, asked.seed) for ids, asked in prompts]
+
+    def add(self, requests: Sequence[Request], receive: Receive) -> None:
+        """Queue them, all in one turn; `receive` is called for each when it has ended, in any thread, rarely twice."""
         with self._turn:
+            self._begin_turn()
             for request in requests:
+                self._wanted[request.request_id] = request, receive
                 self.engine.add_request(request)
-                self._receivers[request.request_id] = partial(receive, request)
-        return [request.request_id for request in requests]
+            self._in_turn = False
 
     def step(self) -> None:
         """One step of the engine; the streams that asked for what ended in it are told."""
         with self._turn:
-            self._drop_unwanted()
+            self._begin_turn()
             for done in self.engine.step():
-                self._receivers.pop(done.request_id)(done)
+                request, receive = self._wanted[done.request_id]
+                receive(request, done)
+                del self._wanted[done.request_id]
+            self._in_turn = False
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests that nobody waits for any more, before the next step.
 
-        Waits for nobody: an abandoned iterator may be collected as garbage in the middle of a turn.
+        An abandoned iterator may be collected as garbage in the middle of a turn, this thread's even: then that is all.
         """
         self._unwanted.extend(request_ids)
-        if self._turn.acquire(blocking=False):
-            try:
+        if not self._turn.locked():
+            with self._turn:
                 self._drop_unwanted()
-            finally:
-                self._turn.release()
+
+    def _begin_turn(self) -> None:
+        """Where Ctrl-C ended a turn in its middle, what others wait for may be lost: all of it is asked anew."""
+        self._drop_unwanted()
+        if self._in_turn:
+            self.engine.abort(list(self._wanted))
+            for request, _ in self._wanted.values():
+                self.engine.add_request(request)
+        self._in_turn = True
 
     def _drop_unwanted(self) -> None:
         """Some may have ended in another stream's step."""
         unwanted = _taken(self._unwanted)
-        known = [request_id for request_id in unwanted if request_id in self._receivers]
+        known = [request_id for request_id in unwanted if request_id in self._wanted]
         self.engine.abort(known)
         for request_id in known:
-            del self._receivers[request_id]
+            del self._wanted[request_id]
 
 
 class PromptStream(Generic[_O]):
@@ -173,15 +186,17 @@ class PromptStream(Generic[_O]):
             else:
                 good.append((index, one))
                 prompts.append((made, one))
-        self._running.update(zip(self._shared.add(prompts, self._receive), good, strict=True))
+        requests = self._shared.requests(prompts)
+        self._running.update(zip((request.request_id for request in requests), good, strict=True))
+        self._shared.add(requests, self._receive)
 
     def _receive(self, request: Request, done: Completion) -> None:
         self._ended.append((request, done))
 
     def _read_ended(self) -> None:
         """Turn what ended into outputs, all of a step together."""
-        ended = _taken(self._ended)
-        whose = [Ended(*self._running.pop(request.request_id), request, done) for request, done in ended]
+        ended = {request.request_id: (request, done) for request, done in _taken(self._ended)}
+        whose = [Ended(*self._running.pop(name), *end) for name, end in ended.items() if name in self._running]
         for one, output in zip(whose, self._made.read(whose), strict=True):
             self._waiting[one.index] = output
 

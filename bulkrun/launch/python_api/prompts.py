@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
+from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import UsageError, shown_value
@@ -73,7 +74,7 @@ def conversation_asker(
 
     def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
         try:
-            messages = read_messages(conversation)
+            messages = read_messages(conversation if isinstance(conversation, list) else _plain(conversation))
             if asks_nothing(messages):
                 return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
             text = renderer.render(messages, add_generation_prompt=asks, **template_kwargs)
@@ -122,13 +123,21 @@ def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
 
 
 def as_python(value: Any) -> Any:
-    """What a value of pyarrow (`as_py`), NumPy or torch (`tolist`) is in Python; any other as it is."""
+    """What a value of pyarrow (`as_py`), NumPy, torch (`tolist`) or polars (`to_list`) is in Python; else as it is."""
     if isinstance(value, int | str | list):  # nearly always
         return value
-    for name in ("as_py", "tolist"):
+    for name in ("as_py", "tolist", "to_list"):
         if convert := getattr(value, name, None):
             return convert()
     return value
+
+
+def _plain(value: Any) -> Any:
+    """A conversation of pyarrow, or of pandas, where lists are arrays: both give it the nulls of other rows' fields."""
+    plain = as_python(value)
+    if isinstance(plain, list | tuple):
+        return without_nulls([_plain(inner) for inner in plain])
+    return {key: _plain(inner) for key, inner in plain.items()} if isinstance(plain, dict) else plain
 
 
 def error_of(text: str) -> RowError | None:

@@ -5,15 +5,15 @@ Lists in, lists out; iterators in, iterators out. Importing this loads no torch;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from os import PathLike, fspath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, Generic, TypeVar
 
-from bulkrun.errors import UsageError, shown_value
+from bulkrun.errors import shown_value
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
-from bulkrun.launch.python_api.calls import Shown
+from bulkrun.launch.python_api.calls import Shown, refuse_one
 from bulkrun.launch.python_api.prompt_stream import Asked, Outputs, PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import as_python, error_of
 from bulkrun.request import Engine, RowError
@@ -22,12 +22,10 @@ from bulkrun.text.tokenizer import Tokenizer
 _O = TypeVar("_O")
 
 
-def job_of_texts(model: str | PathLike[str], task: str, **sections: dict[str, Any]) -> JobSpec:
+def job_of_texts(model: str | PathLike[str], task: str, **sections: Mapping[str, Any]) -> JobSpec:
     """The job file that would do the same. Raises JobFileError for a value that is none."""
-    name = fspath(model) if isinstance(model, PathLike) else model
-    return job_of(
-        {"name": "python", "model": name, "task": task, "input": {"path": "-"}, "output": {"path": "-"}, **sections}
-    )
+    places = {"input": {"path": "-"}, "output": {"path": "-"}}
+    return job_of({"name": "python", "model": model, "task": task, **places, **sections})
 
 
 class TextModel(Generic[_O]):
@@ -49,8 +47,7 @@ class TextModel(Generic[_O]):
 
     def _outputs(self, texts: Iterable[Any] | str, *, ordered: bool, use_tqdm: bool) -> list[_O] | Iterator[_O]:
         given = [texts] if isinstance(texts, str) else texts
-        if not isinstance(given, Iterable):
-            raise UsageError(f"{shown_value(texts)} is not a list or an iterator of texts")
+        refuse_one(given, "texts")
         self._shared.check_process()
         in_order = ordered or isinstance(given, list)
         stream = PromptStream(self._shared, self._reader, self._encode, map(self._ask, given), ordered=in_order)

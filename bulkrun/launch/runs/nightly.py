@@ -53,7 +53,7 @@ class _Submit(NamedTuple):
         is higher by their share of the fewest rows that it is held against.
         """
         limit = min(1.0, self.wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
-        record = replace(self.wanted, created=self.record.created)
+        record = self.wanted.as_old_as(self.record)
         return staged_record(self.prepared.run, record, self.wanted.job, max_error_rate=limit)
 
 

@@ -46,6 +46,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
     prepared = prepare(spec)
     source = check_prepared(prepared)
+    prepared.record(None)  # a run begins with one, which looks at the model's weights
     declared = output_schema(source.passthrough, result_fields(prepared.spec))
     return {
         "job": spec.name,

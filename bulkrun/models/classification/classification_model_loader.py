@@ -16,7 +16,7 @@ from bulkrun.models.embedding.encoder_loader import errors_named, fast_encoder, 
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.pooling import text_states
-from bulkrun.models.embedding.two_texts import two_texts
+from bulkrun.models.embedding.two_texts import refuse_not_finite, two_texts
 from bulkrun.models.general.comparison import tolerance
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.quantization import refuse_quantization_on
@@ -66,6 +66,7 @@ def _head_of(model: PreTrainedModel, padded: PaddedEncoder, num_labels: int) -> 
     Raises ModelError where it reads another state, or gives another number of logits than there are labels.
     """
     expected_2C = _logits(model, padded)
+    refuse_not_finite(expected_2C)
     head = TransformersHead(model)
     pooling = _pooling(padded, head, expected_2C)
     if expected_2C.shape[1] != num_labels:

@@ -58,8 +58,8 @@ class ClassificationConfig:
         Raises ModelError, naming the file, for what is broken or no classifier.
         """
         path = Path(path)
-        added = None if adapter is None else _labels_of(adapter)
-        return read_config(path, lambda raw: _parsed(path, _with_labels(with_dtype(raw, path), added)))
+        added, longest = None if adapter is None else _labels_of(adapter), max_text_len(path)
+        return read_config(path, lambda raw: _parsed(_with_labels(with_dtype(raw, path), added), longest))
 
 
 def is_classifier(architecture: str) -> bool:
@@ -86,7 +86,7 @@ def classifier_of(architecture: str) -> str:
     return architecture.removesuffix("Model").partition("For")[0] + CLASSIFIERS
 
 
-def _parsed(path: Path, raw: Mapping[str, Any]) -> ClassificationConfig:
+def _parsed(raw: Mapping[str, Any], longest: int) -> ClassificationConfig:
     if not any(map(is_classifier, raw.get("architectures") or ())):
         given = ", ".join(map(str, raw.get("architectures") or ())) or "none"
         raise ModelError(
@@ -96,7 +96,7 @@ def _parsed(path: Path, raw: Mapping[str, Any]) -> ClassificationConfig:
     model, labels = _model(raw), _labels(raw)
     return ClassificationConfig(
         model=model,
-        max_model_len=min(model.max_position_embeddings, max_text_len(path)),
+        max_model_len=min(model.max_position_embeddings, longest),
         labels=labels,
         activation=_activation(raw, len(labels)),
     )

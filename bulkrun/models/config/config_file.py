@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bulkrun.errors import ModelError
+from bulkrun.models.files.read_errors import read_errors
 from bulkrun.models.files.weight_files import other_format
 
 _Config = TypeVar("_Config")
@@ -36,8 +37,9 @@ def read_object(file: Path) -> Mapping[str, Any] | None:
 def read_json(file: Path) -> Any:
     """What a JSON file holds. Raises ModelError for one that is not there or no JSON."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        with read_errors(file):
+            return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not readable as JSON ({error}); download it again") from None
 
 

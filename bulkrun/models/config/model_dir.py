@@ -17,6 +17,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.sentence_modules import MODULES, module_folders
+from bulkrun.models.files.read_errors import read_errors
 from bulkrun.models.files.safetensors_header import read_header, stored_places
 from bulkrun.models.files.weight_files import ADAPTER
 
@@ -71,7 +72,7 @@ def model_fingerprint(path: Path | str) -> str:
     for name in _FINGERPRINT_FILES:
         file = path / name
         if file.is_file():
-            _update(digest, name, file.read_bytes())
+            _update(digest, name, _bytes_of(file))
     _update_weights(digest, path)
     if (path / MODULES).is_file():
         _update_modules(digest, path)
@@ -84,11 +85,11 @@ def adapter_fingerprint(path: Path) -> str:
     Raises ModelError for a torn safetensors file.
     """
     digest = hashlib.blake2b(digest_size=16)
-    _update(digest, ADAPTER, (path / ADAPTER).read_bytes())
+    _update(digest, ADAPTER, _bytes_of(path / ADAPTER))
     _update(digest, "files", model_fingerprint(path).encode())
     for file in sorted(path.glob("*.safetensors")):
         if file.stat().st_size <= _WHOLE_BYTES:
-            with file.open("rb") as stream:
+            with read_errors(file), file.open("rb") as stream:
                 _update(digest, file.name, hashlib.file_digest(stream, "blake2b").digest())
     return digest.hexdigest()
 
@@ -98,7 +99,7 @@ def tensors_fingerprint(path: Path) -> str:
     same transformer, blocks of whole files may show nothing of it. Raises ModelError for a torn safetensors file."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(path.glob("*.safetensors")):
-        with file.open("rb") as stream:
+        with read_errors(file), file.open("rb") as stream:
             for name, (begin, end) in sorted(stored_places(file).items()):
                 stream.seek(begin)
                 _update(digest, name, stream.read(min(_BLOCK_BYTES, end - begin)))
@@ -116,20 +117,25 @@ def _update_modules(digest: hashlib.blake2b, path: Path) -> None:
     files = [file for pattern in _EMBEDDING_FILES for file in sorted(path.glob(pattern))]
     files += [folder / "config.json" for folder in folders if (folder / "config.json").is_file()]
     for file in files:
-        _update(digest, file.relative_to(path).as_posix(), file.read_bytes())
+        _update(digest, file.relative_to(path).as_posix(), _bytes_of(file))
     for folder in folders:
         _update_weights(digest, folder)
 
 
 def _blocks(file: Path) -> bytes:
     """A few KiB from places spread evenly over the file, its end included."""
-    last = max(0, file.stat().st_size - _BLOCK_BYTES)
-    with file.open("rb") as stream:
-        blocks = []
+    blocks = []
+    with read_errors(file), file.open("rb") as stream:
+        last = max(0, file.stat().st_size - _BLOCK_BYTES)
         for number in range(_BLOCKS):
             stream.seek(last * number // (_BLOCKS - 1))
             blocks.append(stream.read(_BLOCK_BYTES))
     return b"".join(blocks)
+
+
+def _bytes_of(file: Path) -> bytes:
+    with read_errors(file):
+        return file.read_bytes()
 
 
 def generation_defaults(path: Path | str) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def _generation_config(path: Path | str) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = json.loads(_bytes_of(file).decode())
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not readable as JSON ({error}); fix or remove it") from None
     if not isinstance(raw, dict):

@@ -28,7 +28,7 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.loading.from_transformers import random_model, stored_model
+from bulkrun.models.loading.from_transformers import own_weights, random_model, stored_model
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
@@ -76,7 +76,7 @@ def load_transformer(
                 auto_class, path, dtype, may_miss=lambda name: may_miss(name) or name in own, adapter=adapter, **more
             )
     model.config.use_cache = False
-    return model.to(device).eval().requires_grad_(False)
+    return own_weights(model.to(device)).eval().requires_grad_(False)
 
 
 def fast_encoder(

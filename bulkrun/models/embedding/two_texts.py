@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import torch
 
+from bulkrun.errors import ModelError
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
@@ -26,7 +27,18 @@ def moved_by_padding(encoder: PaddedEncoder) -> tuple[float, float]:
 
 def _moved_by_padding(encoder: PaddedEncoder) -> float:
     short, long = two_texts(encoder)
-    return distance(_states(encoder, short, long)[: len(short)], _states(encoder, short))
+    alone_TE = _states(encoder, short)
+    refuse_not_finite(alone_TE)
+    return distance(_states(encoder, short, long)[: len(short)], alone_TE)
+
+
+def refuse_not_finite(numbers: torch.Tensor) -> None:
+    """Raise ModelError for numbers made of a text that are none: they differ from any others, whoever made them."""
+    if not numbers.isfinite().all():
+        raise ModelError(
+            "what it makes of a short text is not finite: its weights are damaged, or too large for their dtype; "
+            "download it again, or set engine.dtype to float32"
+        )
 
 
 def hidden_states(encoder: TextEncoder) -> torch.Tensor:

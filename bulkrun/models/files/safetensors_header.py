@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError, shortened
+from bulkrun.models.files.read_errors import read_errors
 
 _LENGTH = struct.Struct("<Q")  # before the header stands its length
 _MAX_HEADER_BYTES = 100 * 2**20
@@ -17,8 +19,8 @@ _FLOAT_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 def read_header(file: Path) -> bytes:
     """The JSON header of a safetensors file. Raises ModelError where the file is torn or no safetensors file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with read_errors(file), file.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(_LENGTH.size)
         length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else -1
         if not 0 < length <= min(size - _LENGTH.size, _MAX_HEADER_BYTES):
@@ -40,7 +42,9 @@ def data_start(raw: bytes) -> int:
 
 def refuse_torn(file: Path) -> None:
     """Raise ModelError unless the file goes as far as its header says."""
-    raw, size = read_header(file), file.stat().st_size
+    raw = read_header(file)
+    with read_errors(file):
+        size = file.stat().st_size
     try:
         ends = [entry["data_offsets"][1] for entry in tensor_entries(raw).values()]
         expected = data_start(raw) + max(ends, default=0)

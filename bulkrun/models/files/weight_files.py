@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from bulkrun.errors import ModelError, shortened
+from bulkrun.models.files.read_errors import read_errors
 from bulkrun.models.files.safetensors_header import refuse_torn
 
 ADAPTER = "adapter_config.json"
@@ -63,7 +64,8 @@ def other_format(path: Path) -> str | None:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        with read_errors(index):
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{index}: not a safetensors index ({error!r}); download it again") from None
     for name in map(str, names):

@@ -53,6 +53,18 @@ def stored_model(
     return model
 
 
+@torch.no_grad()
+def own_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with weights of its own, not those of the file, which transformers maps.
+
+    What is copied over the file while it runs would be its weights from there on, and a file cut short its end.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
+    return model
+
+
 def random_model(
     auto_class: Any, path: Path, dtype: torch.dtype, device: torch.device | str, **options: Any
 ) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
-from bulkrun.models.loading.from_transformers import random_model, stored_model
+from bulkrun.models.loading.from_transformers import own_weights, random_model, stored_model
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
@@ -39,7 +39,7 @@ def load_general_model(path: Path, config: ModelConfig, files: list[Path], optio
             model = stored_model(AutoModelForCausalLM, path, dtype, adapter=options.adapter, **attention)
         else:
             model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
-        general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
+        general = GeneralModel(own_weights(model.to(device)).eval().requires_grad_(False), config)
     except AdapterError:
         raise
     except torch.OutOfMemoryError as error:

@@ -4,7 +4,9 @@ Nothing needs installing: without a compiler, or when anything goes wrong, there
 the log says so once. The library is linked without an OpenMP of its own: its symbols are those of the OpenMP that torch
 has loaded, so that both share one set of threads. Compiling takes seconds, once per machine and version; processes
 that do it at the same time each publish a whole file, and one of them stays. A library is code: one that others could
-have put into the cache is not loaded.
+have put into the cache is not loaded, and neither is one that is not whole (a power cut): the first call into a page
+that is missing would end the process, and one of zeros would compute nonsense. So its hash stands behind it in the
+file, where no loader looks.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ _WHOLE_MULTIPLY_ADDS = ("--param", "avoid-fma-max-bits=0")
 _NUMBERS = ("-fno-math-errno", "-fno-trapping-math", *_WHOLE_MULTIPLY_ADDS)
 _FLAGS = ("-std=gnu++17", "-O3", "-march=native", *_NUMBERS, "-fPIC", "-fopenmp", "-c")
 _COMPILE_LIMIT_S = 120
+_HASH_BYTES = 16
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +96,7 @@ class _NoCompiler(Exception):
 def _load() -> ctypes.CDLL:
     torch.get_num_threads()  # torch, and its OpenMP with it, is loaded
     with suppress(OSError):  # not there, or torn
-        return ctypes.CDLL(str(_own(_cached())))
+        return ctypes.CDLL(str(_whole(_own(_cached()))))
     with Scratch() as scratch:
         built = _compile(scratch)
         try:
@@ -142,6 +145,18 @@ def _check_own(path: Path) -> None:
         raise PermissionError(f"{path}: another user owns it or may write to it; what is in there is not loaded")
 
 
+def _whole(file: Path) -> Path:
+    """The file itself. Raises OSError unless its hash stands behind what it holds."""
+    held = file.read_bytes()
+    if _hash(held[:-_HASH_BYTES]) != held[-_HASH_BYTES:]:
+        raise OSError(f"{file}: torn")
+    return file
+
+
+def _hash(held: bytes) -> bytes:
+    return hashlib.blake2b(held, digest_size=_HASH_BYTES).digest()
+
+
 def _compile(folder: Path) -> Path:
     """The library, made in a folder of its own. Raises _NoCompiler, with the compiler's first complaint."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
@@ -166,10 +181,11 @@ def _publish(built: Path, cached: Path) -> Path:
     """Into the cache, whole or not at all. Raises OSError where that is no place for it."""
     cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_own(cached.parent)
+    held = built.read_bytes()
     handle, name = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
-    os.close(handle)
     try:
-        shutil.copyfile(built, name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(held + _hash(held))
         Path(name).replace(cached)
     except OSError:
         Path(name).unlink(missing_ok=True)

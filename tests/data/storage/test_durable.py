@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,29 @@ def test_remove_tree_takes_all_and_may_be_repeated(tmp_path: Path) -> None:
     for _ in range(2):
         remove_tree(tmp_path / "tree")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stays_in_a_tree_while_a_program_has_it_open_is_waited_for_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS (and FUSE) give a file that is removed while it is open another name in its folder, again and again."""
+    (tmp_path / "tree").mkdir()
+    kept, tries = tmp_path / "tree" / ".nfs1", count(1)
+
+    def unlink(*_: Any, **__: Any) -> None:
+        if next(tries) > 3:
+            kept.rename(tmp_path / "closed")
+
+    kept.touch()
+    monkeypatch.setattr(os, "unlink", unlink)
+    remove_tree(tmp_path / "tree")
+    assert not (tmp_path / "tree").exists() and next(tries) == 5
+    (tmp_path / "tree").mkdir()
+    kept.touch()
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: None)
+    monkeypatch.setattr(durable, "_REMOVING_S", 0.1)
+    with pytest.raises(RunError, match=r"/tree: cannot be removed: a program has a file in it open; end it"):
+        remove_tree(tmp_path / "tree")
 
 
 def test_a_file_that_cannot_be_read_is_named_and_is_not_called_damaged(tmp_path: Path) -> None:

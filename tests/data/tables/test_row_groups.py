@@ -15,6 +15,7 @@ import pytest
 
 from bulkrun.data.tables import row_groups
 from bulkrun.data.tables.row_groups import RowBuffer, RowGroupWriter
+from tests.full_disk import file_size_limit
 
 TABLE = pa.table({"row": list(range(100)), "text": [str(row) * 50 for row in range(100)]})
 
@@ -86,3 +87,14 @@ def test_a_batch_is_measured_once_however_many_wait() -> None:
     for _ in range(50):
         buffer.add(rows)  # type: ignore[arg-type]
     assert rows.looks == 50
+
+
+@pytest.mark.parametrize("group_rows", [1, 10**6])
+def test_a_file_on_a_full_disk_is_closed_at_once(group_rows: int, tmp_path: Path) -> None:
+    """Whoever removes its folder next would have to wait for that, on NFS for ever."""
+    path = tmp_path / "full"
+    with file_size_limit(1400), pytest.raises(OSError, match="too large"):  # noqa: SIM117
+        with RowGroupWriter(path, TABLE.schema, group_rows) as writer:
+            writer.write(TABLE)
+    still_open = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    assert str(path) not in [str(link.readlink()) for link in still_open]

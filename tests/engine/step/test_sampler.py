@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, run
@@ -55,6 +55,32 @@ def test_penalties_equal_transformers(make_engine: EngineFactory, penalties: dic
     assert list(completions["whole"].token_ids) == expected
     assert list(completions["resumed"].token_ids) == expected
     assert list(completions["plain"].token_ids) != expected
+
+
+def test_biases_equal_transformers_and_neighbours_have_none(make_engine: EngineFactory) -> None:
+    def greedy(bias: dict[int, float]) -> list[int]:
+        process = (
+            SequenceBiasLogitsProcessor({(token_id,): value for token_id, value in bias.items()}) if bias else None
+        )
+        output: list[int] = []
+        for _ in range(10):
+            ids = torch.tensor([[*PROMPT, *output]])
+            scores = _logits(ids[0].tolist())[None]
+            output.append(int((process(ids, scores) if process else scores).argmax()))
+        return output
+
+    free = greedy({})
+    biases = [{free[0]: -100.0}, {free[0]: -2.0, free[3]: 1.5, 7: 0.75}, {9: 100.0}, {}]
+    requests = [
+        Request(str(n), PROMPT, SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True, logit_bias=bias))
+        for n, bias in enumerate(biases)
+    ]
+    completions = run(make_engine(), requests)
+    assert [list(completions[str(n)].token_ids) for n in range(4)] == [greedy(bias) for bias in biases]
+    assert completions["2"].token_ids == (9,) * 10 and free[0] not in completions["0"].token_ids
+    unknown = Request("x", PROMPT, SamplingParams(logit_bias={10**6: 1.0}))
+    [error] = [run(make_engine(), [unknown])["x"].error]
+    assert error is not None and error.message.startswith("sampling.logit_bias has token id 1000000")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])

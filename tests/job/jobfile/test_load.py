@@ -125,6 +125,8 @@ run:
             "logprobs: 2, logprobs_over: allowed",
             "10:25: sampling.logprobs_over: allowed says nothing without sampling.structured_outputs",
         ),
+        ("max_tokens: 64", "logit_bias: {'5': -101}", "10:12: sampling.logit_bias: -101.0 for token 5 is not between"),
+        ("max_tokens: 64", "logit_bias: {yes_: 1}", '10:25: sampling.logit_bias.yes_: "yes_" is not a whole number'),
         ("max_tokens: 64", "best_of: 2, n: 3", "10:12: sampling.best_of: 2 is less than n (3)"),
         ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
         ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),

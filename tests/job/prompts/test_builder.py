@@ -100,6 +100,15 @@ def test_a_messages_column_is_structs_or_json(as_json: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_sharegpts_messages_are_messages(as_json: bool) -> None:
+    chat = [{"from": "system", "value": "s"}, {"from": "human", "value": "Hi"}, {"from": "GPT", "value": "Yes", "w": 1}]
+    odd = [{"from": "function", "value": "x"}]
+    good, bad = build({"messages": "m"}, [{"m": json.dumps(one) if as_json else one} for one in (chat, odd)])
+    assert text(good) == "[system]s\n[user]Hi\n[assistant]Yes\n[assistant]"
+    assert bad.code == "bad_input" and "from 'function', which is none of system, human, user, gpt" in bad.message
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -37,7 +37,8 @@ def test_the_order_is_openai_batch_then_messages_then_prompt_then_text(more: lis
     assert found(["text", "prompt", "messages", *BATCH, *more]) == (None, None, "custom_id")
     assert found(["text", "prompt", "messages", *more]) == ("messages", None, None)
     assert found(["text", "prompt", *more]) == (None, "prompt", None)
-    assert found([*more, "text"]) == (None, "text", None)
+    assert found([*more, "conversations", "text"]) == (None, "text", None)
+    assert found([*more, "conversations"]) == ("conversations", None, None)
 
 
 def test_a_batch_line_needs_all_of_custom_id_url_and_body_but_not_method() -> None:

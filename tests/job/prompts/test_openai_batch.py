@@ -138,6 +138,7 @@ def test_every_parameter_of_openai_and_vllm_that_is_honoured_reaches_the_samplin
         "max_tokens": 7,
         "stop": ["x", "y"],
         "stop_token_ids": [4],
+        "logit_bias": {"5": -100.0, "17": 2.5},
     }
     assert overrides(chat(**plain)) == plain
     assert overrides(completion(**plain)) == plain
@@ -319,7 +320,9 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(repetition_detection={"min_count": 4}), ["body.repetition_detection", "sampling.repetition_stop"]),
         (chat(n=3), ["body.n: 3", "sampling.n"]),
         (chat(n=True), ["body.n: True"]),
-        (chat(logit_bias={"50256": -100}), ["body.logit_bias"]),
+        (chat(logit_bias={"yes": -100}), ["body.logit_bias", "token ids"]),
+        (chat(logit_bias={"5": True}), ["body.logit_bias: True is not a number"]),
+        (chat(logit_bias=[5]), ["body.logit_bias", "token ids"]),
         (chat(modalities=["text", "audio"]), ["body.modalities", "only text"]),
         (chat(temprature=1), ["body.temprature", "'temperature'"]),
         (chat(prompt="x"), ["body.prompt"]),

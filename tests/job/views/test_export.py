@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,19 @@ def test_a_full_disk_is_told_with_the_users_file_wherever_it_is_met(format_: Any
         ):
             export(run, format_, target, force=True)
         assert not target.exists() and not list(tmp_path.glob(".all*")), limit
+
+
+def test_too_many_open_files_name_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond what memory holds are dealt into 64 files at once, a shell's limit may be less."""
+    run, _ = run_of(tmp_path)
+    monkeypatch.setattr(in_order, "HELD_BYTES", 100)
+
+    def refuse(**_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(RunError, match=r"sorting the rows .*: Too many open files; raise the limit .*ulimit -n"):
+        export(run, "csv", tmp_path / "all.csv")
 
 
 def test_what_a_killed_export_of_the_same_file_left_is_removed_once_it_is_old(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_parts(tmp_path: Path) -> None:
         assert len(one.bins) <= 32
     assert found.timeline is not None
     assert (sum(found.timeline.rows), sum(found.timeline.error_rows)) == (len(rows), len(rows) - len(answered))
-    assert found.events == {"started": 1, "completed_with_errors": 1} and found.elapsed_s is not None
+    assert found.events == {"started": 1, "completed_with_errors": 1} and found.working_s is not None
 
 
 def test_a_run_of_many_commits_has_few_intervals_and_all_its_rows(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_run_of_many_commits_has_few_intervals_and_all_its_rows(tmp_path: Path
     found = read_report(RunDir(out))
     assert found.timeline is not None and len(found.timeline.rows) <= 61
     assert (sum(found.timeline.rows), sum(found.timeline.error_rows)) == (3000, 1000)
-    assert found.elapsed_s == 6993
+    assert found.working_s == 6993
 
 
 def test_a_run_without_a_part_has_a_report_too(tmp_path: Path) -> None:
@@ -72,3 +72,14 @@ def test_a_run_of_vectors_has_lengths_of_texts_alone(tmp_path: Path) -> None:
     submit(embedding_job(write_texts(tmp_path, 30), tmp_path / "out"))
     found = read_report(RunDir(tmp_path / "out"))
     assert found.ends == {} and [one.column for one in found.lengths] == ["prompt_tokens"]
+
+
+def test_time_at_work_leaves_pauses_out_and_counts_once_what_two_do_together(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start(out, make_rows(20), job(out))
+    RunDir(out).events.unlink()
+    for worker, minutes in (("a", (0, 3, 10)), ("b", (5, 20)), ("c", (55, 58)), ("-", (59,))):
+        for minute in minutes:
+            event = {"time": f"2026-11-26T01:{minute:02}:00.000Z", "worker": worker, "event": "x"}
+            append_line(RunDir(out).events, json.dumps(event).encode())
+    assert read_report(RunDir(out)).working_s == (20 + 3) * 60

@@ -40,6 +40,12 @@ def run_of(folder: Path, count: int = 60, **sections: Any) -> RunDir:
     return RunDir(folder / "out")
 
 
+def test_there_is_no_talk_of_outputs_before_the_first_step_either(tmp_path: Path) -> None:
+    spec = embedding_job(write_texts(tmp_path, 3), tmp_path / "out")
+    assert not submit(spec).progress.generates
+    assert not submit(spec).progress.generates, "a finished run has no step"
+
+
 def test_every_row_has_its_own_vector_and_equal_texts_run_once_in_a_shard(tmp_path: Path) -> None:
     engine, out = FakeEmbedder(5), tmp_path / "out"
     outcome = submit(embedding_job(write_texts(tmp_path, 60), out, output={"rows_per_file": 60}), engine)

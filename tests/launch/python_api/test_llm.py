@@ -101,6 +101,21 @@ def test_run_job_names_what_is_wrong_with_a_dictionary(tmp_path: Path) -> None:
         bulkrun.run_job(job(tmp_path, sampling={"max_tokns": 2}))
     with pytest.raises(JobFileError, match="no such file"):
         bulkrun.run_job(tmp_path / "nothing.yaml")
+    for no_job in (None, [], b"job.yaml"):
+        with pytest.raises(UsageError, match="is neither the path of a job file nor a mapping"):
+            bulkrun.run_job(no_job)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"fresh": True, "resume_anyway": True}, "give only one of them"),
+        ({"full_refresh": True}, "for jobs with run.incremental: true"),
+    ],
+)
+def test_run_job_refuses_flags_that_contradict(flags: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        bulkrun.run_job(job(tmp_path), **flags)
 
 
 def test_an_iterator_streams_and_equals_the_list(llm: bulkrun.LLM) -> None:
@@ -158,6 +173,18 @@ def test_prompts_may_be_values_of_pyarrow_and_numpy(llm: bulkrun.LLM) -> None:
     assert [output.error.code for output in (floats, table) if output.error] == ["bad_input", "bad_input"]
 
 
+def test_sampling_may_hold_values_of_numpy_and_tuples(llm: bulkrun.LLM) -> None:
+    own = {"max_tokens": np.int64(4), "temperature": np.float32(0.5), "seed": np.int64(7), "stop": ("zzz",)}
+    plain = {"max_tokens": 4, "temperature": 0.5, "seed": 7, "stop": ["zzz"]}
+    [one], [other] = llm.generate(["def f("], own), llm.generate(["def f("], plain)
+    assert one.token_ids == other.token_ids
+
+
+def test_a_model_is_not_sent_to_another_process(llm: bulkrun.LLM) -> None:
+    with pytest.raises(UsageError, match="let each process make its own"):
+        pickle.dumps(llm)
+
+
 def test_one_stop_string_is_not_its_letters() -> None:
     assert bulkrun.SamplingParams(stop="file").stop == ("file",)
 
@@ -177,6 +204,16 @@ def test_bad_conversations_are_outputs_with_an_error(llm: bulkrun.LLM) -> None:
     conversations: list[Any] = [[{"role": "user", "content": "hello"}], "hello", [{"role": "user"}], [7], []]
     codes = [output.error and output.error.code for output in llm.chat(conversations, {"max_tokens": 2})]
     assert codes == [None, "bad_input", "bad_input", "bad_input", "empty_prompt"]
+
+
+def test_conversations_may_be_values_of_pyarrow_and_of_pandas(llm: bulkrun.LLM) -> None:
+    talk = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    other = [{"role": "assistant", "content": [{"type": "text", "text": "x"}], "name": "n"}]
+    read = pa.array([talk, other])[0]
+    as_pandas_has_it = np.array([{"role": "user", "content": np.array(talk[0]["content"]), "name": None}], dtype=object)
+    outputs = llm.chat([talk, read, as_pandas_has_it, tuple(talk)], {"temperature": 0, "max_tokens": 3})  # type: ignore[list-item]
+    assert [output.error for output in outputs] == [None] * 4
+    assert len({output.prompt for output in outputs}) == 1
 
 
 def test_one_conversation_needs_no_list_around_it(llm: bulkrun.LLM) -> None:
@@ -350,6 +387,12 @@ def test_a_model_is_a_name_or_a_path_and_a_seed_a_number() -> None:
         bulkrun.LLM(Path("./nowhere"))
     with pytest.raises(UsageError, match="seed: 'a' is not a whole number"):
         bulkrun.LLM("bundled:tiny", seed="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["task", "runner", "convert"])
+def test_whoever_wants_vectors_is_told_whose_matter_they_are(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{name}: an LLM writes text; bulkrun\.Embedder makes vectors"):
+        bulkrun.LLM("bundled:tiny", **{name: "embed"})  # type: ignore[arg-type]
 
 
 def test_a_forked_child_is_told_to_make_its_own(llm: bulkrun.LLM) -> None:

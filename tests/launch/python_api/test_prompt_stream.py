@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.job.work.answers import AnswerReader
+from bulkrun.launch.python_api import prompt_stream
 from bulkrun.launch.python_api.prompt_stream import Asked, PromptStream, SharedEngine
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.request import Completion, Request, RowError, SamplingParams
@@ -182,6 +186,56 @@ def test_ctrl_c_while_outputs_are_read_stays_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(outputs)
     assert not engine.has_unfinished()
+
+
+def interrupt_at(number: int) -> Callable[[Any, str, Any], Any]:
+    """Ctrl-C at that line of the module's that is run; not as a `with` is left, where CPython looks away."""
+    lines = Path(prompt_stream.__file__).read_text().splitlines()
+    left = number
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != prompt_stream.__file__:
+            return None
+        if event == "line" and not lines[frame.f_lineno - 1].strip().startswith("with "):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def test_ctrl_c_at_any_moment_of_a_call_loses_nothing_that_another_waits_for() -> None:
+    for number in range(1, 1000, 3):
+        shared = SharedEngine(FakeEngine(4))
+        other = stream(shared, map(asked, range(100, 109)))
+        first = next(other).text
+        before = sys.gettrace()
+        sys.settrace(interrupt_at(number))
+        try:
+            list(stream(shared, map(asked, range(4))))
+            return
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        shared.step = limited(shared.step)  # type: ignore[method-assign]
+        assert [first, *(output.text for output in other)] == [answer(row) for row in range(100, 109)]
+        assert [output.text for output in stream(shared, map(asked, range(3)))] == [answer(row) for row in range(3)]
+        assert not shared.engine.has_unfinished()
+    raise AssertionError("a call of so few prompts has fewer lines")
+
+
+def limited(step: Callable[[], None]) -> Callable[[], None]:
+    """The step, for as often as it can have something to do."""
+    left = itertools.count(200, -1)
+
+    def checked() -> None:
+        assert next(left), "waits for what nobody works on"
+        step()
+
+    return checked
 
 
 def test_a_long_output_holds_up_an_ordered_stream_only() -> None:

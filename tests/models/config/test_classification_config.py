@@ -96,3 +96,9 @@ def test_a_classifier_writes_no_text_and_the_error_says_what_it_does(tmp_path: P
         ModelError, match=r"BertForSequenceClassification makes labels of texts .* write task: classify"
     ):
         ModelConfig.from_dir(tmp_path)
+
+
+def test_a_broken_tokenizer_config_is_not_called_a_broken_config(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max')
+    with pytest.raises(ModelError, match=rf"^{tmp_path}/tokenizer_config\.json: not readable as JSON"):
+        read(tmp_path)

@@ -25,6 +25,8 @@ from bulkrun.models.config.model_dir import (
     model_fingerprint,
     tensors_fingerprint,
 )
+from bulkrun.models.files.weight_files import weight_files
+from tests.failing_disk import unreadable
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
 from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
 
@@ -344,3 +346,25 @@ def test_broken_generation_config_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json", "generation_config.json"]
+)
+def test_a_file_that_the_disk_does_not_give_is_named(name: str, tmp_path: Path) -> None:
+    write_modules(save_tiny_encoder(tmp_path, "bert"))
+    unreadable(tmp_path / name)
+    read = generation_defaults if name.startswith("generation") else model_fingerprint
+    with pytest.raises(ModelError, match=rf"/{name}: cannot be read: Input/output error; check the disk and"):
+        read(tmp_path)
+
+
+def test_an_index_and_the_tensors_of_a_classifier_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    save_tiny_classifier(tmp_path, "bert")
+    (tmp_path / "model.safetensors").rename(tmp_path / "part.safetensors")
+    index = unreadable(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(ModelError, match=f"{index}: cannot be read: Input/output error"):
+        weight_files(tmp_path)
+    with pytest.raises(ModelError, match=r"part\.safetensors: cannot be read: Input/output error"):
+        unreadable(tmp_path / "part.safetensors")
+        tensors_fingerprint(tmp_path)

@@ -118,3 +118,10 @@ def test_random_weights_leave_the_random_state_alone(tmp_path: Path) -> None:
     expected = torch.get_rng_state()
     load(path, load_format="dummy")
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_weights_that_are_not_numbers_are_not_called_an_unknown_architecture(tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path, "bert")
+    edit_weights(path, encoder__layer__1__output__dense__bias=torch.full((48,), float("nan")))
+    with pytest.raises(ModelError, match=r"what it makes of a short text is not finite: its weights are damaged"):
+        load(path)

@@ -1,0 +1,43 @@
+"""`bulkrun init`: its options reach the job file, and it says what to type next, and what to fill in before that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bulkrun.cli import main
+from bulkrun.job.jobfile.load import load_job
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.csv").write_text("query;document\nread a file;opens it\n")
+
+
+def init(*options: str) -> Result:
+    done = CliRunner().invoke(main, ["init", "pairs.csv", "--delimiter", ";", *options], catch_exceptions=False)
+    assert done.stdout == ""
+    return done
+
+
+def test_a_job_without_a_model_is_completed_first() -> None:
+    said = init("--task", "classify", "--column", "query", "--column", "document").stderr.splitlines()
+    assert said[0].split() == ["wrote", "job.yaml"]
+    assert said[1].startswith("next     write the model's name into job.yaml (model:); then bulkrun preview job.yaml")
+    job = load_job(Path("job.yaml"), ["model=somewhere"])
+    assert (job.prompt.column, job.prompt.text_pair, job.input.delimiter) == ("query", "{{ document }}", ";")
+
+
+def test_a_job_that_runs_is_run_next() -> None:
+    said = init("--task", "embed", "--out", "my job.yaml").stderr
+    assert "next     bulkrun preview 'my job.yaml'; then bulkrun submit 'my job.yaml'" in said
+    assert load_job(Path("my job.yaml")).task == "embed"
+
+
+def test_what_cannot_be_ends_with_the_reason() -> None:
+    refused = init("--column", "documents")
+    assert refused.exit_code == 2
+    assert refused.stderr == "error: --column: the input has no column 'documents'; did you mean 'document'?\n"

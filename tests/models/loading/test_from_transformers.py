@@ -1,0 +1,54 @@
+"""Weights that transformers reads: they are the model's own once it is loaded, whatever becomes of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bulkrun.engine.embedding_engine import EmbeddingEngine
+from bulkrun.models.general.general_model import GeneralModel
+from bulkrun.models.loading.loader import load_model
+from bulkrun.request import Request, SamplingParams
+from bulkrun.settings import ClassificationArgs, EmbeddingArgs
+from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
+from tests.models.tiny_models import save_tiny_model
+
+
+def made_of(engine: EmbeddingEngine, name: str) -> bytes:
+    engine.add_request(Request(name, (5, 6, 7, 8), SamplingParams(temperature=0, max_tokens=1), 0))
+    [done] = engine.step()
+    assert done.embedding is not None, done.error
+    return done.embedding
+
+
+@pytest.mark.parametrize("variant", ["bert", "bert_in_panels", "modernbert_in_panels"])
+@pytest.mark.parametrize(
+    ("save", "args"), [(save_tiny_encoder, EmbeddingArgs()), (save_tiny_classifier, ClassificationArgs())]
+)
+def test_a_file_that_is_written_over_while_the_model_runs_changes_no_row(
+    save: Callable[..., Path], args: EmbeddingArgs | ClassificationArgs, variant: str, tmp_path: Path
+) -> None:
+    """A new checkpoint copied over the old one (cp, rsync --inplace) was the model of all rows that came after."""
+    path, other = (save(tmp_path / name, variant, seed=seed) for seed, name in enumerate(("model", "other")))
+    if isinstance(args, EmbeddingArgs):
+        write_modules(path)
+    engine = EmbeddingEngine.from_model_dir(path, args, dtype="float32", device="cpu")
+    before = made_of(engine, "before")
+    with (path / "model.safetensors").open("r+b") as file:
+        file.write((other / "model.safetensors").read_bytes())
+    again = EmbeddingEngine.from_model_dir(path, args, dtype="float32", device="cpu")
+    assert made_of(engine, "after") == before != made_of(again, "again")
+    assert np.isfinite(np.frombuffer(before, "<f4")).all()
+    (path / "model.safetensors").open("wb").close()
+    assert made_of(engine, "last") == before
+
+
+def test_a_decoder_of_transformers_own_code_does_not_map_its_file(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    model = load_model(path, dtype=torch.float32, device="cpu")
+    assert isinstance(model, GeneralModel)
+    assert str(path / "model.safetensors") not in Path("/proc/self/maps").read_text()
