@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
+from bulkrun.job.jobfile.thinking import ThinkingSpec
 from bulkrun.job.jobfile.tool_calls import ANALYSIS, ToolCallsSpec
 from bulkrun.request import (
     BOUNDS,
@@ -17,7 +18,6 @@ from bulkrun.request import (
     RepetitionStop,
     SamplingParams,
     StructuredOutput,
-    Thinking,
 )
 
 Choosing = Literal[
@@ -50,32 +50,6 @@ _PLAIN_SAMPLING = (
 def with_ids(biases: Mapping[Any, Any]) -> dict[Any, Any]:
     """A mapping whose keys are token ids, with those as numbers that are digits."""
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in biases.items()}
-
-
-class ThinkingSpec(Section):
-    """How a reasoning model marks its thoughts; they go into the column `reasoning`, the rest into `response`."""
-
-    start: str | None = Field(
-        None,
-        min_length=1,
-        description="Text that begins the thoughts (the prompt may already have it). Default: <think>; of gpt-oss "
-        "<|channel|>analysis<|message|>.",
-    )
-    end: str | None = Field(
-        None,
-        min_length=1,
-        description="Text that ends them. Default: </think>; of gpt-oss the beginning of its channel final.",
-    )
-    max_tokens: int | None = Field(
-        None,
-        **STRUCTURE_BOUNDS["thinking"]["max_tokens"].limits,
-        description="Maximum number of thinking tokens; then the end marker is inserted and the model answers. "
-        "Default: as many as the output.",
-    )
-
-    def to_param(self) -> Thinking:
-        """With the markers that most models have, where none are named."""
-        return Thinking(self.start or "<think>", self.end or "</think>", self.max_tokens)
 
 
 class RepetitionStopSpec(Section):

@@ -11,8 +11,8 @@ from typing import get_args
 
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.sampling import ThinkingSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.thinking import ThinkingSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template

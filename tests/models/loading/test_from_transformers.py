@@ -11,9 +11,9 @@ import torch
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
 from bulkrun.models.general.general_model import GeneralModel
-from bulkrun.models.loading.loader import load_model
 from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import ClassificationArgs, EmbeddingArgs
+from tests.models.load import load_model
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
 from tests.models.tiny_models import save_tiny_model
 

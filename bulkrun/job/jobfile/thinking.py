@@ -1,0 +1,34 @@
+"""`sampling.thinking`: how a reasoning model marks its thoughts, and how many tokens they may have."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from bulkrun.job.jobfile.section import Section
+from bulkrun.request import STRUCTURE_BOUNDS, Thinking
+
+
+class ThinkingSpec(Section):
+    """How a reasoning model marks its thoughts; they go into the column `reasoning`, the rest into `response`."""
+
+    start: str | None = Field(
+        None,
+        min_length=1,
+        description="Text that begins the thoughts (the prompt may already have it). Default: <think>; of gpt-oss "
+        "<|channel|>analysis<|message|>.",
+    )
+    end: str | None = Field(
+        None,
+        min_length=1,
+        description="Text that ends them. Default: </think>; of gpt-oss the beginning of its channel final.",
+    )
+    max_tokens: int | None = Field(
+        None,
+        **STRUCTURE_BOUNDS["thinking"]["max_tokens"].limits,
+        description="Maximum number of thinking tokens; then the end marker is inserted and the model answers. "
+        "Default: as many as the output.",
+    )
+
+    def to_param(self) -> Thinking:
+        """With the markers that most models have, where none are named."""
+        return Thinking(self.start or "<think>", self.end or "</think>", self.max_tokens)
