@@ -66,7 +66,7 @@ class EmbeddingEngine:
     @property
     def dtype(self) -> torch.dtype:
         """What the transformer computes in."""
-        return self._embedder.encoder.dtype
+        return self._model.encoder.dtype
 
     @property
     def dimensions(self) -> int:
