@@ -12,7 +12,9 @@ import sys
 from contextlib import suppress
 
 from bulkrun.data.storage.durable import ADVICE
-from bulkrun.errors import BulkrunError, RunError, rebuilt
+from bulkrun.errors import BulkrunError, RunError, rebuilt, shortened
+
+_MOST_CHARS = 8000  # six bytes each at most: a pipe, which nobody reads before the child has ended, holds 64 KiB
 
 
 class ErrorChannel:
@@ -31,7 +33,8 @@ class ErrorChannel:
 
     def send(self, error: BulkrunError) -> None:
         """Tell the parent, if it is still there, the kind of the error and its message."""
-        line = json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n"
+        message = shortened(str(error), _MOST_CHARS)
+        line = json.dumps({"error": type(error).__name__, "message": message}) + "\n"
         with suppress(BrokenPipeError):  # a parent that is gone
             os.write(self._descriptor, line.encode())
 

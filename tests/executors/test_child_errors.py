@@ -37,6 +37,19 @@ def test_a_disk_that_fails_is_an_error_with_its_file_and_what_to_do(capfd: pytes
     assert str(told).startswith("/runs/journal: Input/output error; the disk or network file system reports an error")
 
 
+def test_a_message_of_any_length_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent reads when the child has ended: what does not fit into the pipe would keep both waiting for ever."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    monkeypatch.setattr(os, "dup", lambda _: writer)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    ErrorChannel().send(JobFileError([f"\N{SNOWMAN} {number}" * 9 for number in range(10**4)]))
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        told = received(said.read())
+    assert isinstance(told, JobFileError) and told.problems[9].startswith("\N{SNOWMAN} 9")
+
+
 @pytest.mark.parametrize("output", ["", "\n", "Traceback", "[1]", "{}", "7"])
 def test_a_child_that_ended_without_a_word_said_nothing(output: str) -> None:
     assert received(output) is None

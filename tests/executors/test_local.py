@@ -212,8 +212,8 @@ def test_a_helper_that_is_killed_leaves_nothing_undone(tmp_path: Path) -> None:
     run, killed = RunDir(out), False
     while workers.tend():
         processes = {place.worker: place.process for place in workers._places if place.process is not None}
-        journals = sorted(run.journal.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
-        if not killed and len(journals) == 2 and all(path.stat().st_size > 1000 for path in journals):
+        journals = [] if killed else sorted(run.journal.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
+        if len(journals) == 2 and all(path.stat().st_size > 1000 for path in journals):
             os.kill(processes[journals[1].name.split(".")[1]].pid, signal.SIGKILL)
             killed = True
         time.sleep(0.01)

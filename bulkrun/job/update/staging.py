@@ -104,11 +104,19 @@ def removed_on_failure(run: RunDir, remove: Callable[[RunDir], None] | None = No
     try:
         yield
     except BaseException as error:
-        clear_frames(error.__traceback__)  # readers in there hold files open, which NFS does not remove
+        _forget_frames(error)
         with suppress(RunError, OSError):
             refuse_lost_hold(run)  # what is there by now may be another process's
             (remove or remove_staged)(run)
         raise
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Of an error and those that it came from: readers and writers in there hold files open, which NFS does not
+    remove."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def close_staging(

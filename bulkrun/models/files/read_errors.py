@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bulkrun.errors import ModelError
 
+_PIECE_BYTES = 2**24
+
 
 @contextmanager
 def read_errors(file: Path) -> Iterator[None]:
@@ -19,3 +21,11 @@ def read_errors(file: Path) -> Iterator[None]:
             f"{file}: cannot be read: {error.strerror or error}; check the disk and the file's permissions, then run "
             "the same command again"
         ) from error
+
+
+def read_through(file: Path) -> None:
+    """Read a file that somebody is going to map: a disk that fails under a map ends the process. Raises ModelError."""
+    piece = bytearray(_PIECE_BYTES)
+    with read_errors(file), file.open("rb", buffering=0) as stream:
+        while stream.readinto(piece):
+            pass

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from bulkrun.models.files.read_errors import read_through
+from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapted_model import add_to_model
 from bulkrun.models.loading.adapter import Adapter
 
@@ -31,8 +33,10 @@ def stored_model(
 
     `adapter`: what is added to its weights. Raises AdapterError where it does not fit, ValueError for tensors that are
     missing, except those that `may_miss`, or mis-shaped, and whatever transformers raises, which has no errors of its
-    own. Tensors without a place are left alone.
+    own. Tensors without a place are left alone. Raises ModelError for a file that the disk does not give.
     """
+    for file in weight_files(path):
+        read_through(file)
     model, report = auto_class.from_pretrained(
         path,
         dtype=dtype,

@@ -171,7 +171,17 @@ def _compile(folder: Path) -> Path:
 
 def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, timeout=_COMPILE_LIMIT_S
+        command,
+        cwd=folder,
+        env={
+            **os.environ,
+            "TMPDIR": str(folder),
+        },  # the user's may be full: a folder was looked for that can be written
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=_COMPILE_LIMIT_S,
     )
     if done.returncode != 0:
         raise _NoCompiler(f"{command[0]} fails: {done.stderr.strip()}")

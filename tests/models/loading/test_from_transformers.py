@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
+from bulkrun.errors import ModelError
 from bulkrun.models.general.general_model import GeneralModel
+from bulkrun.models.loading import from_transformers
 from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import ClassificationArgs, EmbeddingArgs
+from tests.failing_disk import unreadable
 from tests.models.load import load_model
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
 from tests.models.tiny_models import save_tiny_model
@@ -45,6 +48,18 @@ def test_a_file_that_is_written_over_while_the_model_runs_changes_no_row(
     assert np.isfinite(np.frombuffer(before, "<f4")).all()
     (path / "model.safetensors").open("wb").close()
     assert made_of(engine, "last") == before
+
+
+def test_a_disk_that_fails_within_the_weights_is_named_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a map it would be a bus error: five workers dead in a row, and no file named."""
+    path = save_tiny_encoder(tmp_path, "bert")
+    write_modules(path)
+    whole = from_transformers.weight_files
+    monkeypatch.setattr(from_transformers, "weight_files", lambda path: [*whole(path), unreadable(path / "bad")])
+    with pytest.raises(ModelError, match=r"/bad: cannot be read: Input/output error; check the disk"):
+        EmbeddingEngine.from_model_dir(path, EmbeddingArgs(), dtype="float32", device="cpu")
 
 
 def test_a_decoder_of_transformers_own_code_does_not_map_its_file(tmp_path: Path) -> None:

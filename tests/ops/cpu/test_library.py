@@ -62,6 +62,18 @@ def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_
     assert found.library is None and "unrecognized argument" in found.reason
 
 
+def test_a_compiler_writes_where_there_is_room_whatever_tmpdir_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "error: $TMPDIR $(pwd -P)" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TMPDIR", "/dev/full")
+    given, used = library.compiled_ops().reason.split()[-2:]
+    assert Path(given).resolve() == Path(used) != Path("/dev/full")
+
+
 def test_of_what_a_compiler_says_the_error_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "old-compiler"
     said = "In file included from a.cpp:\\na.h: In instantiation of x:\\na.h:7:5: error: no AVX\\na.h:9: note: here\\n"
