@@ -39,7 +39,7 @@ def _one_thread():
 
 
 def use_products_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ops.linear", "ops.invariant_linear", "models.decoder.invariant"):
+    for module in ("ops.matmul.linear", "ops.matmul.invariant_linear", "models.decoder.invariant"):
         monkeypatch.setattr(import_module(f"bulkrun.{module}"), "can_pack_panels", lambda weight: False)
 
 

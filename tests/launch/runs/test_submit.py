@@ -180,7 +180,11 @@ def test_a_run_of_no_rows_has_the_columns_of_its_input_in_queries_and_exports(fo
     pq.write_table(pa.schema(columns).empty_table(), folder / "rows.parquet")
     assert submit("input.path=rows.parquet").exit_code == 0
     shown = CliRunner().invoke(main, ["query", "out", "SELECT day, tags FROM results WHERE name = 'a'", "--json"])
-    assert shown.exit_code == 0 and json.loads(shown.stdout) == {"columns": ["day", "tags"], "rows": []}
+    assert shown.exit_code == 0 and json.loads(shown.stdout) == {
+        "columns": ["day", "tags"],
+        "rows": [],
+        "truncated": False,
+    }
     done = CliRunner().invoke(main, ["export", "out", "--format", "parquet", "-o", "out.parquet"])
     assert done.exit_code == 0
     assert [(field.name, field.type) for field in pq.read_schema("out.parquet")][:4] == list(columns.items())

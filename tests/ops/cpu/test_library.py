@@ -66,12 +66,11 @@ def test_a_compiler_writes_where_there_is_room_whatever_tmpdir_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\necho "error: $TMPDIR $(pwd -P)" >&2\nexit 1\n')
+    compiler.write_text('#!/bin/sh\n[ "$TMPDIR" -ef . ] && echo "error: there is room" >&2\nexit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("TMPDIR", "/dev/full")
-    given, used = library.compiled_ops().reason.split()[-2:]
-    assert Path(given).resolve() == Path(used) != Path("/dev/full")
+    assert library.compiled_ops().reason.endswith("error: there is room")
 
 
 def test_of_what_a_compiler_says_the_error_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
