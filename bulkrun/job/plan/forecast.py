@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 _Floats = npt.NDArray[np.float64]
-_LEAST_ERROR = 0.1  # a while on a busy machine is no better than that, however well the slices agree
+# However well the slices agree: a while is no better than that, and a run does more beside the model than its probe.
+_LEAST_BELOW, _LEAST_ABOVE = 0.1, 0.2
 _SIGMAS = 2.0  # of a range: about 19 in 20
 
 
@@ -66,8 +67,8 @@ def forecast(
     return Forecast(
         Range(
             seconds,
-            max(0.0, min(float(low @ cost_2) - _error(low, covariance_22), seconds * (1 - _LEAST_ERROR))),
-            max(float(high @ cost_2) + _error(high, covariance_22), seconds * (1 + _LEAST_ERROR)),
+            max(0.0, min(float(low @ cost_2) - _error(low, covariance_22), seconds * (1 - _LEAST_BELOW))),
+            max(float(high @ cost_2) + _error(high, covariance_22), seconds * (1 + _LEAST_ABOVE)),
         ),
         output_tokens,
     )
