@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-LONG_SELECT = "SELECT sum(hash(a.range, b.range)) AS h FROM range(30000) a, range(30000) b"  # several seconds
+LONG_SELECT = "SELECT sum(hash(a.range, b.range)) AS h FROM range(200000) a, range(200000) b"  # minutes
 
 
 class Signalled(BaseException):
