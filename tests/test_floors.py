@@ -19,6 +19,7 @@ FLOORS = {
     "sampling_params": -1,  # a part of `request`
     "settings": 0,
     "errors": 0,
+    "hub_refusals": 0,
     "blocks": 0,
     "sandbox": 0,
     "scratch": 0,

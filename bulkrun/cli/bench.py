@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bulkrun.cli.bench_options import engine_options, flags_of, options
+from bulkrun.cli.bench_options import engine_options, flags_of, options, override_option
 from bulkrun.cli.bench_texts import texts
 from bulkrun.cli.output import counted, json_option, print_facts, print_json, print_table
 from bulkrun.errors import UsageError
@@ -35,14 +35,7 @@ _model_options = options(
         "--max-model-len", type=click.IntRange(2), help="Maximum number of tokens, prompt and output together."
     ),
     click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of sequences running at once."),
-    click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Maximum number of tokens in a step."),
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Override another key: --set engine.block_size=32",
-    ),
+    override_option("engine.block_size=32"),
 )
 _work_options = options(
     click.option(

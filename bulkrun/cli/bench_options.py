@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-ENGINE_SETTINGS = (
+_ENGINE_SETTINGS = (
     "device",
     "dtype",
     "kv_cache_dtype",
@@ -33,7 +33,7 @@ def options(*added: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 def flags_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The engine's settings among a command's options, those that are set."""
-    return {name: given[name] for name in ENGINE_SETTINGS if given.get(name) is not None}
+    return {name: given[name] for name in _ENGINE_SETTINGS if given.get(name) is not None}
 
 
 engine_options = options(
@@ -43,4 +43,11 @@ engine_options = options(
         "--quantization", type=click.Choice(["fp8", "int8"]), help="For weights and activations. Default: none."
     ),
     click.option("--load-format", type=click.Choice(["auto", "dummy"]), help="dummy: random weights."),
+    click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Maximum number of tokens in a step."),
 )
+
+
+def override_option(example: str) -> Callable[..., Any]:
+    """`--set`, for the keys that have no option of their own."""
+    shown = f"Override another key: --set {example}"
+    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=shown)

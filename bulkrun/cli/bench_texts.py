@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bulkrun.cli.bench_options import engine_options, flags_of, options
+from bulkrun.cli.bench_options import engine_options, flags_of, options, override_option
 from bulkrun.cli.output import json_option, print_facts, print_json
 from bulkrun.settings import Task
 
@@ -21,14 +21,7 @@ _text_options = options(
     engine_options,
     click.option("--max-model-len", type=click.IntRange(1), help="Maximum number of tokens of a text."),
     click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of texts in a step."),
-    click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Maximum number of tokens in a step."),
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Override another key: --set embedding.pooling=mean",
-    ),
+    override_option("embedding.pooling=mean"),
     click.option("--dataset", type=click.Path(path_type=Path), help="JSONL rows: prompt_token_ids or prompt."),
     click.option("--input-len", help="Tokens in each text: 128 (default), or a range: 16-256."),
     click.option("--num-requests", type=click.IntRange(1), help="Number of texts. Default: 3000."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,6 @@ import click
 
 from bulkrun.cli.output import (
     cell_text,
-    count,
-    counted,
     duration,
     json_option,
     note,
@@ -21,12 +19,13 @@ from bulkrun.cli.output import (
     print_table,
 )
 from bulkrun.cli.run_path import RunPath
-from bulkrun.cli.summary import MADE, RANDOM_WEIGHTS, saved
+from bulkrun.cli.summary import MADE, RANDOM_WEIGHTS, facts_of, saved
 
 if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.report import RunReport
-    from bulkrun.job.views.report_page import Table
+
+_Table = tuple[str, list[str], list[list[Any]]]  # its title, the names of its columns, its rows
 
 
 @click.command()
@@ -47,9 +46,9 @@ def report(run: RunDir, html: Path | None, as_json: bool) -> None:
         print_json(asdict(found))
     elif html is None:
         print_facts(_facts(found))
-        for table in _tables(found):
-            click.echo(f"\n{table.title}")
-            print_table(table.columns, table.rows)
+        for title, columns, rows in _tables(found):
+            click.echo(f"\n{title}")
+            print_table(columns, rows)
 
 
 def _write_page(found: RunReport, path: Path) -> None:
@@ -66,25 +65,16 @@ def _write_page(found: RunReport, path: Path) -> None:
 
 
 def _facts(found: RunReport) -> dict[str, str]:
-    status, totals = found.status, found.status.totals
-    total = "?" if status.rows_total is None else count(status.rows_total)
-    facts = {
-        "run": f"{status.root} ({status.run_id})",
-        "job": " ".join([found.job_file or status.name, *(f"--set {override}" for override in found.overrides)]),
-        "model": f"{found.model}, {RANDOM_WEIGHTS}" if status.random_weights else found.model,
-        "state": status.state + (f": {status.message}" if status.message else ""),
-        "rows": f"{count(status.rows_done)} of {total}, {count(status.error_rows)} with errors",
-        "began": status.created,
+    totals = found.status.totals
+    model = found.model if not found.status.random_weights else f"{found.model}, {RANDOM_WEIGHTS}"
+    facts = facts_of(found.status) | {
+        "job": " ".join([found.job_file or found.status.name, *(f"--set {override}" for override in found.overrides)]),
+        "model": model,
+        "began": found.status.created,
         "at work": _time(found),
-        "tokens": f"{count(status.prompt_tokens)} in"
-        + (f", {count(status.completion_tokens)} out" if status.task == "generate" else ""),
     }
-    if totals is not None and (what := saved(totals, MADE[status.task])):
+    if totals is not None and (what := saved(totals, MADE[found.status.task])):
         facts["saved"] = what
-    if status.cut:
-        facts["cut"] = f"{counted(status.cut, 'output')} cut at max_tokens"
-    if status.duplicate_ids:
-        facts["duplicate ids"] = f"{counted(status.duplicate_ids, 'row')} with the id of an earlier row"
     return facts | {"versions": ", ".join(f"{name} {version}" for name, version in found.versions.items())}
 
 
@@ -98,10 +88,8 @@ def _time(found: RunReport) -> str:
     return duration(found.working_s) + (f": {each}" if each else "")
 
 
-def _tables(found: RunReport) -> Iterator[Table]:
+def _tables(found: RunReport) -> Iterator[_Table]:
     """Those that have rows."""
-    from bulkrun.job.views.report_page import Table
-
     status, totals = found.status, found.status.totals
     yield from _if_any("How rows ended" if status.task == "generate" else "Labels", ["", "rows"], found.ends.items())
     columns = ["", "rows", "mean", "least", "median", "p90", "p99", "most"]
@@ -116,13 +104,11 @@ def _tables(found: RunReport) -> Iterator[Table]:
     ]
     yield from _if_any("Who worked", ["worker", "role", "ended", "why"], workers)
     yield from _if_any("What happened beside commits", ["event", "times"], found.events.items())
-    if totals is not None and totals.updates:
-        names = list(dict.fromkeys(name for update in totals.updates for name in update))
-        yield Table("Later generations", names, [[update.get(name) for name in names] for update in totals.updates])
+    updates = [] if totals is None else totals.updates
+    names = list(dict.fromkeys(name for update in updates for name in update))
+    yield from _if_any("Later generations", names, [[update.get(name) for name in names] for update in updates])
 
 
-def _if_any(title: str, columns: list[str], rows: Any) -> Iterator[Table]:
-    from bulkrun.job.views.report_page import Table
-
+def _if_any(title: str, columns: list[str], rows: Iterable[Sequence[Any]]) -> Iterator[_Table]:
     if listed := [list(row) for row in rows]:
-        yield Table(title, columns, listed)
+        yield title, columns, listed

@@ -26,7 +26,7 @@ from bulkrun.cli.output import (
     takes_unicode,
 )
 from bulkrun.cli.run_path import RunPath
-from bulkrun.cli.summary import RANDOM_WEIGHTS
+from bulkrun.cli.summary import facts_of
 from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,22 +62,8 @@ def status(run: RunDir, metrics: bool, as_json: bool) -> None:
 
 
 def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
-    shards = found.shards_total if found.shards_total is not None else "?"
-    total = count(found.rows_total) if found.rows_total is not None else "? (still planning)"
-    out = f", {count(found.completion_tokens)} out" if found.task == "generate" else ""
-    facts = {
-        "run": f"{found.root} ({found.name})",
-        "state": found.state + (f": {found.message}" if found.message else ""),
-        "rows": f"{count(found.rows_done)} of {total}, {count(found.error_rows)} with errors",
-        "shards": f"{found.shards_committed} of {shards} committed",
-        "tokens": f"{count(found.prompt_tokens)} in{out} (committed)",
-    }
-    if found.random_weights:
-        facts["model"] = RANDOM_WEIGHTS
-    if found.cut:
-        facts["cut"] = f"{counted(found.cut, 'output')} cut at max_tokens"
-    if found.duplicate_ids:
-        facts["duplicate ids"] = f"{counted(found.duplicate_ids, 'row')} with the id of an earlier row"
+    shards = "?" if found.shards_total is None else found.shards_total
+    facts = {**facts_of(found), "shards": f"{found.shards_committed} of {shards} committed"}
     if found.state == "running":
         facts["speed"] = f"{found.rows_per_s:,.1f} rows/s, {count(found.tokens_per_s)} tok/s, "
         facts["speed"] += f"{duration(found.eta_s)} left"

@@ -12,10 +12,30 @@ MADE = {"generate": "generation", "embed": "vector", "classify": "label"}
 if TYPE_CHECKING:
     from bulkrun.job.store.run_record import RunRecord
     from bulkrun.job.store.run_totals import RunTotals
+    from bulkrun.job.views.status import RunStatus
     from bulkrun.launch.runs.run import Submitted
 
 
 RANDOM_WEIGHTS = "random weights (engine.load_format: dummy): the text is noise, only speed can be measured"
+
+
+def facts_of(found: RunStatus) -> dict[str, str]:
+    """What `status` and `report` both say of a run."""
+    total = "? (still planning)" if found.rows_total is None else count(found.rows_total)
+    out = f", {count(found.completion_tokens)} out" if found.task == "generate" else ""
+    facts = {
+        "run": f"{found.root} ({found.name})",
+        "state": found.state + (f": {found.message}" if found.message else ""),
+        "rows": f"{count(found.rows_done)} of {total}, {count(found.error_rows)} with errors",
+        "tokens": f"{count(found.prompt_tokens)} in{out} (committed)",
+    }
+    if found.random_weights:
+        facts["model"] = RANDOM_WEIGHTS
+    if found.cut:
+        facts["cut"] = f"{counted(found.cut, 'output')} cut at max_tokens"
+    if found.duplicate_ids:
+        facts["duplicate ids"] = f"{counted(found.duplicate_ids, 'row')} with the id of an earlier row"
+    return facts
 
 
 def print_summary(done: Submitted, anew: str) -> None:

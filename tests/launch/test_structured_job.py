@@ -15,7 +15,6 @@ import yaml
 from click.testing import CliRunner
 
 from bulkrun.cli import main
-from bulkrun.job.store.fingerprint import identity_of
 from tests.launch.one_process import one_process, own_engine
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "extract_json.yaml"
@@ -176,16 +175,3 @@ def test_a_judge_says_how_sure_it_is_of_each_answer(folder: Path) -> None:
         yes = sum(chance for token, chance in chances.items() if "yes".startswith(token))
         assert sure[name] == pytest.approx(yes, abs=6e-4)
         assert response.startswith(max(chances, key=chances.__getitem__))
-
-
-def test_a_run_from_before_the_key_for_what_is_allowed_is_the_same_run() -> None:
-    prompts = {"messages": None, "chat_template_kwargs": {}}
-    job: dict[str, Any] = {
-        "model": "m",
-        "prompt": prompts,
-        "input": dict.fromkeys(("path", "sql", "id", "on_duplicate", "max_row_bytes", "delimiter", "columns")),
-        "run": dict.fromkeys(("limit", "on_too_long", "max_tokens_per_row", "incremental", "window_rows")),
-        "output": {"partition_by": [], "rows_per_file": None},
-    }
-    before, now = (identity_of(job | {"sampling": one}, {}, {}, {}) for one in ({}, {"logprobs_over": "vocabulary"}))
-    assert before == now

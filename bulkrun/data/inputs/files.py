@@ -55,6 +55,16 @@ class InputFile:
     folders: str = ""
     of_commit: bool = False
 
+    def looked_at_again(self) -> InputFile:
+        """The file as it is now, an object as it was found. Raises InputError when it is gone."""
+        if isinstance(self.path, RemotePath):
+            return self
+        try:
+            stat = self.path.stat()
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read any more: {error.strerror or error}") from error
+        return replace(self, size=stat.st_size, mtime_ns=0 if self.of_commit else stat.st_mtime_ns)
+
     def fingerprint(self) -> str:
         """32 hex digits that change when the file does: its size, its mtime, and its first and last 64 KiB.
 
@@ -104,9 +114,8 @@ def _expand_any(pattern: str) -> list[InputFile]:
     if is_remote(pattern):
         return _expand_remote(pattern)
     if is_on_hub(pattern):
-        return [
-            replace(file, mtime_ns=0, of_commit=True) for file in _expand(str(fetch(HubPath.of(pattern), _ENDINGS)))
-        ]
+        found = _expand(str(fetch(HubPath.of(pattern), _ENDINGS)))
+        return [replace(file, of_commit=True).looked_at_again() for file in found]
     return _expand(pattern)
 
 

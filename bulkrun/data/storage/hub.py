@@ -13,13 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from bulkrun.errors import InputError, RunError, first_line
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
+from bulkrun.hub_refusals import has_no_time, refusal
 
 HUB_SCHEME = "hf://"
 _DATASET = re.compile(
@@ -29,8 +26,6 @@ _IN_A_BROWSER = re.compile(
     r"https?://huggingface\.co/(?P<name>datasets/[^/]+/[^/?]+)(/(tree|blob|resolve)/(?P<revision>[^/?]+))?(?P<path>/[^?]*)?"
     r"(\?.*)?"
 )
-_NO_TIME = 429
-_SERVER_FAILED = 500
 
 
 def is_on_hub(path: str) -> bool:
@@ -114,22 +109,7 @@ def _plain_errors(wanted: HubPath) -> Iterator[None]:
             f"where there is network: hf download --repo-type dataset {wanted.dataset} --revision {wanted.revision}"
         ) from error
     except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status == _NO_TIME or status >= _SERVER_FAILED:
-            raise RunError(f"{what}: the hub has no time (HTTP {status}); run the same command again") from error
-        raise InputError(f"{what}: {_refused(error)}") from error
+        kind = RunError if has_no_time(error) else InputError
+        raise kind(f"{what}: {refusal(error, wanted.dataset)}") from error
     except (unanswered, OSError) as error:
         raise RunError(f"{what}: downloading failed: {first_line(error)}; run the same command again") from error
-
-
-def _refused(error: HfHubHTTPError) -> str:
-    """Why the hub does not give it, and what to do. A repository that is closed to somebody is not there for them."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    if isinstance(error, RevisionNotFoundError):
-        return "the dataset has no such revision (a branch, a tag or a commit)"
-    if isinstance(error, GatedRepoError):
-        return "the dataset is gated; ask for access on its page, then log in with `hf auth login`, or set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
-        return "the hub has no such dataset, or not for you; check the name, or log in with `hf auth login`"
-    return f"the hub refuses (HTTP {error.response.status_code}); check the name and HF_TOKEN"

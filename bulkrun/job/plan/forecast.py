@@ -45,6 +45,7 @@ class Range(NamedTuple):
     high: float
 
     def times(self, factor: float) -> Range:
+        """Of so many things that are alike."""
         return Range(*(factor * number for number in self))
 
 

@@ -18,15 +18,6 @@ _TEMPLATE = Path(__file__).with_name("report_page.html.jinja")
 
 
 @dataclass(frozen=True)
-class Table:
-    """A heading, and rows under named columns."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
-@dataclass(frozen=True)
 class Bar:
     """Heights are of 100; `label` is shown to who points at it."""
 
@@ -49,10 +40,13 @@ def page(
     title: str,
     facts: Mapping[str, str],
     charts: Sequence[Chart],
-    tables: Sequence[Table],
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]],
     visible: Callable[[Any], str],
 ) -> str:
-    """The page. `visible` makes a value a text of printable characters, as a terminal shows it."""
+    """The page. A table is a title, names of columns and rows.
+
+    `visible` makes a value a text of printable characters, as a terminal shows it.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["visible"] = visible
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from bulkrun.data.inputs.files import InputFile, find_files
@@ -70,7 +69,7 @@ def check_unchanged(spec: JobSpec, files: Sequence[InputFile], known: Facts) -> 
     etags = _etags_now(spec) if objects else {}
     for path in objects:
         path.check_same(etags.get(path.url))
-    found = facts_of(map(_look_again, files))
+    found = facts_of(file.looked_at_again() for file in files)
     if files and found != known:
         pairs = zip(files, found, known, strict=False)
         raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
@@ -79,24 +78,13 @@ def check_unchanged(spec: JobSpec, files: Sequence[InputFile], known: Facts) -> 
 def check_still_there(files: Sequence[InputFile], known: Facts) -> None:
     """The same for a few of them. An object needs no look: it is read as it was found, or not at all."""
     for file, before in zip(files, known, strict=False):
-        if not isinstance(file.path, RemotePath) and facts_of([_look_again(file)]) != [before]:
+        if not isinstance(file.path, RemotePath) and facts_of([file.looked_at_again()]) != [before]:
             raise _changed(file.path)
 
 
 def _etags_now(spec: JobSpec) -> dict[str, str]:
     paths = [spec.input.path] if isinstance(spec.input.path, str) else spec.input.path
     return {path.url: path.etag for pattern in filter(is_remote, paths) for path in find_objects(pattern)[0]}
-
-
-def _look_again(file: InputFile) -> InputFile:
-    """The file as it is now, an object as it was found. Raises InputError when it is gone."""
-    if isinstance(file.path, RemotePath):
-        return file
-    try:
-        stat = file.path.stat()
-    except OSError as error:
-        raise InputError(f"{file.path}: cannot be read any more: {error.strerror or error}") from error
-    return replace(file, size=stat.st_size, mtime_ns=0 if file.of_commit else stat.st_mtime_ns)
 
 
 def _changed(what: object) -> ResumeError:

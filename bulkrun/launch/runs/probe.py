@@ -64,8 +64,8 @@ def _requests(rows: Sequence[dict[str, Any]], spec: JobSpec) -> Iterator[Request
 class _Trial:
     """Requests in an engine until the time is over or all have ended.
 
-    `slices` are of the time in which more requests waited than ran, unless there was none; `outputs` are those of
-    requests that began.
+    `slices` are of the time in which requests waited, the first steps left out, unless there was none; `outputs` are
+    those of requests that began.
     """
 
     def __init__(

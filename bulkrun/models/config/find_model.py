@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bulkrun.errors import ModelError, first_line
+from bulkrun.hub_refusals import refusal
 from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE, EmbeddingConfig
@@ -81,12 +82,7 @@ def _bundled(name: str, bundled_root: Path) -> Path:
 
 
 def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
@@ -98,16 +94,10 @@ def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
             f"{key}: {tried} the hub cannot be reached and it is not in its local cache; download it where there is "
             f"network (`hf download {name.replace('@', ' --revision ', 1)}`) and give the directory"
         ) from None
-    except RevisionNotFoundError:
-        repository, revision = _hub_id(name)
-        raise ModelError(
-            f"{key}: {tried} the hub's {repository} has no revision {revision!r} (a branch, a tag or a commit)"
-        ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelError(
-            f"{key}: {tried} the hub did not give it: {first_line(error)}; check the name, or log in with "
-            "`hf auth login` if it is gated"
-        ) from None
+    except HfHubHTTPError as error:
+        raise ModelError(f"{key}: {tried} {refusal(error, _hub_id(name)[0])}") from None
+    except OSError as error:
+        raise ModelError(f"{key}: {tried} the hub did not give it: {first_line(error)}; check the name") from None
 
 
 def _hub_id(name: str) -> tuple[str, str | None]:

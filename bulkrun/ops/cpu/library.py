@@ -173,10 +173,7 @@ def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(
         command,
         cwd=folder,
-        env={
-            **os.environ,
-            "TMPDIR": str(folder),
-        },  # the user's may be full: a folder was looked for that can be written
+        env={**os.environ, "TMPDIR": str(folder)},  # the user's may be full; this one can be written
         capture_output=True,
         text=True,
         errors="replace",

@@ -92,8 +92,8 @@ def test_without_the_hub_the_cache_is_the_dataset_if_all_of_it_is_there(dataset:
         ("hf://datasets/me/data/nope.jsonl", "there is no such file or folder"),
         ("hf://datasets/me/data/nope*.jsonl", "nothing matches 'hf://datasets/me/data/nope"),
         ("hf://datasets/me/data/README.md", "unknown kind of input file '.md'"),
-        ("hf://datasets/me/data@v9/all.jsonl", "no such revision"),
-        ("hf://datasets/me/other", "no such dataset, or not for you"),
+        ("hf://datasets/me/data@v9/all.jsonl", "the hub's me/data has no such revision"),
+        ("hf://datasets/me/other", "the hub has no me/other, or not for you"),
         ("https://huggingface.co/datasets/me/data/", "; write hf://datasets/me/data$"),
         ("https://huggingface.co/datasets/me/data/tree/main/train", "; write hf://datasets/me/data/train$"),
         (

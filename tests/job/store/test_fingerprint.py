@@ -66,6 +66,14 @@ def test_a_job_without_tools_is_the_run_it_was_before_there_were_any() -> None:
     assert plain.key_salt == "845ac3da7dd02bcea8a043277088e379"
 
 
+@pytest.mark.parametrize("changed", [{"logprobs_over": "allowed"}, {"logit_bias": {"5": 1.0}}])
+def test_what_changes_an_outputs_numbers_makes_another_run(changed: dict[str, Any]) -> None:
+    sampling = {"logprobs": 2, "structured_outputs": {"choice": ["a", "b"]}}
+    one, other = record(sampling=sampling), record(sampling={**sampling, **changed})
+    assert all(key.startswith(f"sampling.{next(iter(changed))}") for key in differences(one.identity, other.identity))
+    assert one.plan_hash != other.plan_hash and one.key_salt != other.key_salt
+
+
 def test_tools_and_what_of_them_has_to_be_called_make_another_run() -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": {"b": 1, "a": 2}}} for name in "fg"]
     named = {"type": "function", "function": {"name": "f"}}

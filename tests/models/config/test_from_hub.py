@@ -26,7 +26,7 @@ def test_a_revision_is_that_of_the_name_and_else_the_newest(hub: Hub, tmp_path: 
         assert files_of(resolve_model(name, bundled_root=tmp_path)) == old
     found = resolve_model("me/model", bundled_root=tmp_path)
     assert found.name == newest and files_of(found) == new
-    with pytest.raises(ModelError, match=r"no directory 'me/model@v2' here.*me/model has no revision 'v2'"):
+    with pytest.raises(ModelError, match=r"no directory 'me/model@v2' here.*the hub's me/model has no such revision"):
         resolve_model("me/model@v2", bundled_root=tmp_path)
 
 
