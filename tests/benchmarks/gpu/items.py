@@ -77,10 +77,10 @@ def targets() -> list[Item]:
     twice = Prediction("total_tok_s", 2.5, 2.0, over=alone)
     smaller_kv = Prediction("total_tok_s", 1.25, 1.20, over=long)
     return [
-        _against_serial(1024, 256, 1000, serial=39_397, expected=0.80),
+        _against_serial(1024, 256, 1000, serial=39_397, expected=0.80, trace=True),
         _shared(shared, 90_000, 600, (twice,)),
         _nanoflow(700),
-        _against_serial(1024, 512, 1000, serial=31_618, expected=0.78, trace=True),
+        _against_serial(1024, 512, 1000, serial=31_618, expected=0.78),
         Item(long, LLAMA, "1024", "1024", 0.75 * 23_572, (Prediction("share_of_serial", 0.75),), 300),
         _shared(alone, 35_000, 600, (), enable_prefix_caching=False),
         Item(

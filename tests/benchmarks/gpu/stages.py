@@ -154,6 +154,7 @@ _IN_BFLOAT16 = (  # or large, which is in bfloat16 too; and whole engines in flo
 )
 _FOR_TESTS = {
     "BULKRUN_CPU_OPS": "reference",  # what a GPU is compared with; compiling takes each of the processes 40 s
+    "OMP_NUM_THREADS": "2",  # of each of the processes
     "PYTHONUNBUFFERED": "1",  # what had ended when it was stopped
 }
 _TESTS_SHARE = 0.6  # of the time: the rest is for the first numbers
