@@ -4,7 +4,7 @@
     python -m tests.benchmarks.gpu --stages report --out DIR        # markdown for README and LOG
     python -m tests.benchmarks.gpu --smoke --out DIR                # every stage, tiny, on a CPU: does the script work?
 
-Stages, in the order of their worth: `kernels` (the GPU tests of bfloat16, in eight processes where pytest-xdist is
+Stages, in the order of their worth: `kernels` (the GPU tests of bfloat16, in several processes where pytest-xdist is
 there), `small` (the issue's target for 0.6B: the first steps of an engine), `targets` (its others, sized for the lease;
 then with the 3,000 requests that it asks for), `correct` (all of pytest -m gpu, then alone what fills the card),
 `vllm` (the peer in turn with ours; only with `--vllm`), `ablations`, `ops` (each Triton op alone), `load` (a 16 GB

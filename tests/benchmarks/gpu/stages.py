@@ -39,7 +39,7 @@ def _several() -> list[str]:
     if find_spec("xdist") is None:
         return []
     limit = ["--timeout=100", "--timeout-method=thread"] if find_spec("pytest_timeout") else []
-    return ["-n", "8", *limit]
+    return ["-n", "14", *limit]
 
 
 def _run_tests(session: Session, name: str, arguments: list[str], end: float) -> None:
