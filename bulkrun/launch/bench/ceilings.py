@@ -30,6 +30,7 @@ class DeviceRates(NamedTuple):
 
     gemm_flop_s: float
     read_bytes_s: float
+    sustained_flop_s: float | None = None  # of GEMMs without a pause, as power allows; None: not measured
 
 
 def known_shape(config: ModelConfig) -> DecoderConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -10,6 +11,7 @@ from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
 from bulkrun.launch.bench.measure import check_lengths, run_workload, warm_up
 from bulkrun.launch.bench.op_table import idle_shares, op_table
 from bulkrun.launch.bench.throughput import Asked, throughput_facts
+from bulkrun.launch.bench.workload import Work
 
 _SEED_OF_TRACE = 1000  # other tokens than the main run's, which may still be in the prefix cache
 
@@ -46,6 +48,7 @@ def roofline_of(
         "gemm_tflop_s": round(rates.gemm_flop_s / 1e12, 4),
         "read_gb_s": round(rates.read_bytes_s / 1e9, 2),
         **_shares(ceilings(cost, work, rates), measured.wall_s),
+        **_sustained(cost, work, rates, measured.wall_s),
         **(traced_facts(asked, loaded, rates, min(len(work), engine.max_num_seqs), seed) if trace else {}),
     }
 
@@ -60,6 +63,18 @@ def traced_facts(asked: Asked, loaded: LoadedModel, rates: DeviceRates, width: i
     return {
         "idle": None if idle is None else {**idle, "slowdown": round(traced.slowdown, 3)},
         "ops": op_table(traced.by_op, traced.calls, rates),
+    }
+
+
+def _sustained(cost: ModelCost, work: Sequence[Work], rates: DeviceRates, wall_s: float) -> dict[str, float]:
+    """The shares that a run has of what the device does for longer than a moment, where that was measured."""
+    if rates.sustained_flop_s is None:
+        return {}
+    limits = ceilings(cost, work, rates._replace(gemm_flop_s=rates.sustained_flop_s))
+    return {
+        "sustained_gemm_tflop_s": round(rates.sustained_flop_s / 1e12, 4),
+        "share_of_sustained_serial": round(limits.serial_s / wall_s, 4),
+        "share_of_sustained_nanoflow": round(limits.nanoflow_s / wall_s, 4),
     }
 
 

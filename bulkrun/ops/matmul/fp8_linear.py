@@ -30,7 +30,9 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     2^-10 / 448 of the row's largest where that is more. A row with a NaN or an infinity dequantizes to NaN there.
     """
     x_float = x.float()
-    scale_R1 = (x_float.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min_(_LEAST_SCALE)
+    largest_R1 = x_float.abs().amax(-1, keepdim=True)
+    # by a tensor: by a number a GPU multiplies with its reciprocal, which is no division to the last bit
+    scale_R1 = (largest_R1 / torch.full_like(largest_R1, FP8_MAX)).clamp_min_(_LEAST_SCALE)
     return to_fp8(x_float / scale_R1), scale_R1
 
 

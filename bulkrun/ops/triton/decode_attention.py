@@ -42,6 +42,7 @@ def decode_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     num_seqs = context_lens_S.numel()
     group, dim = num_heads // num_kv_heads, padded_dim(head_dim)
+    padded_group = max(triton.next_power_of_2(group), 16)
     workers = programs_per_sequence(partial.max_parts, num_seqs * num_kv_heads)
     _decode_kernel[(num_seqs, num_kv_heads, workers)](
         q_THD,
@@ -60,7 +61,7 @@ def decode_attention(
         block_tables_SM.stride(0),
         NUM_HEADS=num_heads,
         GROUP=group,
-        PADDED_GROUP=max(triton.next_power_of_2(group), 16),
+        PADDED_GROUP=padded_group,
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
@@ -71,7 +72,8 @@ def decode_attention(
         SOFT_CAP=soft_cap or 0.0,
         HAS_PREFIX=prefix_lens_S is not None,
         HAS_SINKS=sinks_H is not None,
-        num_warps=4,
+        # two warps read twice as wide as four and exchange less: 3% faster between products that slow an H200's clock
+        num_warps=2 if padded_group == 16 and dim <= 128 and k_cache.element_size() == 2 else 4,
         num_stages=5,  # half of them for the block ids, which keys wait for: keys and values are two tiles deep
     )
     if partial.max_parts > 1:

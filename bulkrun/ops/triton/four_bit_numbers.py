@@ -13,7 +13,7 @@ import triton.language as tl
 
 from bulkrun.ops.matmul.four_bit_weight import SHIFTED_SCALES
 
-_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
 _MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones
 _E2M1_BITS = tl.constexpr(-0x80000000 | 0x01C00000)
 _E2M1_SHORT = tl.constexpr(126)  # the power of two that a float lacks whose exponent and fraction are an E2M1's
@@ -94,7 +94,7 @@ def _e2m1_pairs(pair_NGP, scale_NG):
 @triton.jit
 def multiply_add(a, b, c, dtype: tl.constexpr):
     """a * b + c of both halves, rounded once; int32, of shapes that fit `a`."""
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         low = _half(a, 0, dtype) * _half(b, 0, dtype) + _half(c, 0, dtype)
         high = _half(a, 1, dtype) * _half(b, 1, dtype) + _half(c, 1, dtype)
         return _bits(low, dtype) | (_bits(high, dtype) << 16)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from bulkrun.ops.matmul.four_bit_weight import TILE_INPUTS, FourBitWeight
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
-from bulkrun.ops.triton.four_bit_numbers import four_bit_numbers
+from bulkrun.ops.triton.four_bit_numbers import IS_INTERPRETED, four_bit_numbers
 from bulkrun.ops.triton.tile_order import place_of_program
 
 
@@ -89,6 +89,18 @@ def _tile_for(num_rows: float, *, is_sure: bool) -> _Tile:
     return next((tile for tile in _TILES if wanted <= tile.rows), _TILES[-1])
 
 
+@triton.jit
+def finished(acc_NM):
+    """The same numbers, once the matrix units are done with them, and so with the registers that they read.
+
+    Left alone, the compiler lets Hopper's units go on into the next step, and on to registers that hold the next
+    weights by then: wrong sums, now and then (Triton 3.6, seen on an H200). It waits where a sum is used for anything.
+    """
+    if IS_INTERPRETED:
+        return acc_NM
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc_NM], dtype=tl.float32, is_pure=True, pack=1)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_row_tiles"])
 def _product_kernel(
     x_ptr,
@@ -147,7 +159,7 @@ def _product_kernel(
         word_NW = tl.load(word_ptr + output_N[:, None] * (SIZE // 8) + index_W[None, :], mask=word_mask, other=0)
         scale_NG = tl.load(scale_ptr + output_N[:, None] * NUM_GROUPS + index_G[None, :], mask=scale_mask, other=0)
         weight_NK = four_bit_numbers(word_NW, scale_NG, x_KM.dtype, ARE_WHOLE, IN_PAIRS, BLOCK_N, BLOCK_K, G)
-        acc_NM = tl.dot(weight_NK, x_KM, acc_NM, input_precision="ieee")
+        acc_NM = finished(tl.dot(weight_NK, x_KM, acc_NM, input_precision="ieee"))
     if bias_ptr is not None and SPLITS == 1:
         acc_NM += tl.load(bias_ptr + output_N, mask=is_column_N, other=0.0).to(tl.float32)[:, None]
     out_NM = pair_M[None, :] * NUM_OUTPUTS + column_N[:, None]

@@ -5,8 +5,9 @@
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
 registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
 kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, and for how
-many of them more than the kernel asks for the assembler waits at once; how many copies may be under way at each wait in
-a loop, for attention the query heads of a key head, and the rows of a tile where it has such.
+many of them more than the kernel asks for the assembler waits at once; how many instructions write a register that such
+a one may still read; how many copies may be under way at each wait in a loop, for attention the query heads of a key
+head, and the rows of a tile where it has such.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
+from tests.ops.triton.overwritten_operands import overwritten_operands
 
 
 class CompilingDriver:
@@ -182,6 +184,7 @@ def needs(kernel: Any) -> dict[str, object]:
         "wgmma": ptx.count("wgmma.mma_async"),
         "serial": len(re.findall(r"WARPGROUP\.DEPBAR\S* gsb0, 0x0", dump))
         - ptx.count("wgmma.wait_group.sync.aligned 0;"),
+        "overwritten": len(overwritten_operands(dump)),
         "waits": _waits_in_loops(kernel.asm["ttgir"]),
     }
 
