@@ -14,7 +14,7 @@ import pytest
 from tests.benchmarks.gpu import __main__ as gpu_script
 from tests.benchmarks.gpu import checkpoint, fake_peer
 from tests.benchmarks.gpu.__main__ import call_seconds
-from tests.benchmarks.gpu.items import Item, Prediction, ablations, beside_vllm, fitted, small, smoke, targets
+from tests.benchmarks.gpu.items import TRACE_S, Item, Prediction, ablations, beside_vllm, fitted, small, smoke, targets
 from tests.benchmarks.gpu.processes import python
 from tests.benchmarks.gpu.report import measured_value, report_parts
 from tests.benchmarks.gpu.results import Results
@@ -36,15 +36,15 @@ def session(folder: Path, seconds: float = 120.0, peer: Path | None = None) -> S
 def test_what_fits_runs_whole_and_what_does_not_waits_or_is_cut_as_far_as_it_may() -> None:
     whole, small = Item("a", "s", "600", "400", 10_000.0), Item("b", "s", "600", "400", 10_000.0, (), 400, least=100)
     assert whole.seconds == 300 and fitted([whole, small], 3600.0) == [whole, small]
-    (cut,) = fitted([whole, small], 90.0)
+    (cut,) = fitted([whole, small], 60.0)
     assert cut.name == "b" and 100 <= cut.num_requests < 400
-    assert fitted([whole, small], 60.0) == [] and fitted([small], 60.0, is_loaded=True) == [small]
+    assert fitted([whole, small], 35.0) == [] and fitted([small], 60.0, is_loaded=True) == [small]
     assert fitted([whole], 400.0) == [whole] and fitted([whole], 400.0, pace=1.3) == []
 
 
-@pytest.mark.parametrize(("start_s", "first_s", "with_it"), [(120, 270, "fp8 KV"), (70, 150, "512/512")])
+@pytest.mark.parametrize(("start_s", "first_s", "with_it"), [(120, 270, "1024/1024"), (35, 250, "512/512")])
 def test_two_calls_in_the_lease_hold_every_kind_of_target(start_s: int, first_s: int, with_it: str) -> None:
-    """By the guesses: a slow start and a first call to its limit, and as one hopes."""
+    """By the guesses: a slow start and a first call to its limit, and as it was."""
     assert fitted(small(), 0.4 * 270) == small()
     left = 900 - start_s - first_s - 10
     seconds = call_seconds(left, 1, is_warm=True)
@@ -52,7 +52,7 @@ def test_two_calls_in_the_lease_hold_every_kind_of_target(start_s: int, first_s:
     done: list[Item] = []
     for group in _by_engine(targets()):
         done += (fit := fitted(group, seconds))
-        seconds -= sum(item.seconds + 7 + 25 * item.trace for item in fit) + 45 * bool(fit)
+        seconds -= sum(item.seconds + 7 + TRACE_S * item.trace for item in fit) + 20 * bool(fit)
     assert seconds > 0
     *_, last = (number for number, item in enumerate(targets()) if item.name.endswith(with_it))
     assert {item.name for item in targets()[: last + 1]} <= {item.name for item in done}
