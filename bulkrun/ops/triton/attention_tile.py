@@ -71,29 +71,46 @@ def attend_tile(
         # instructions in the loop (other widths gain less and spill).
         v_ND = tl.where(tile_start < end_key, v_ND, 0.0)
 
-    score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3")
+    score_MN = scaled(tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3"), scale, SOFT_CAP)
+    if MASKED:
+        score_MN = masked(score_MN, in_range_N, key_N, position_M, SLIDING_WINDOW)
+    return fold(score_MN, v_ND, acc_MD, max_M, sum_M)
+
+
+@triton.jit
+def scaled(score_MN, scale, SOFT_CAP: tl.constexpr):
+    """Scores in base 2 of products of queries and keys."""
     if SOFT_CAP > 0.0:
         capped_MN = 2.0 * tl.sigmoid(score_MN * (2.0 * scale / SOFT_CAP)) - 1.0  # tanh, which Triton lacks
-        score_MN = capped_MN * (SOFT_CAP * LOG2_E)
-    else:
-        score_MN = score_MN * (scale * LOG2_E)
-    if MASKED:
-        sees_MN = in_range_N[None, :] & (key_N[None, :] <= position_M[:, None])
-        if SLIDING_WINDOW > 0:
-            sees_MN = sees_MN & (key_N[None, :] > position_M[:, None] - SLIDING_WINDOW)
-        score_MN = tl.where(sees_MN, score_MN, float("-inf"))
-    return fold(score_MN, v_ND, acc_MD, max_M, sum_M)
+        return capped_MN * (SOFT_CAP * LOG2_E)
+    return score_MN * (scale * LOG2_E)
+
+
+@triton.jit
+def masked(score_MN, in_range_N, key_N, position_M, SLIDING_WINDOW: tl.constexpr):
+    """Scores, of -inf where a row does not see a key."""
+    sees_MN = in_range_N[None, :] & (key_N[None, :] <= position_M[:, None])
+    if SLIDING_WINDOW > 0:
+        sees_MN = sees_MN & (key_N[None, :] > position_M[:, None] - SLIDING_WINDOW)
+    return tl.where(sees_MN, score_MN, float("-inf"))
 
 
 @triton.jit
 def fold(score_MN, v_ND, acc_MD, max_M, sum_M):
     """(acc_MD, max_M, sum_M) with a tile's scores, of -inf where a row does not see a key, and its values added."""
+    weight_MN, decay_M, max_M, sum_M = weigh(score_MN, max_M, sum_M)
+    acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * decay_M[:, None], input_precision="tf32x3")
+    return acc_MD, max_M, sum_M
+
+
+@triton.jit
+def weigh(score_MN, max_M, sum_M):
+    """The weights of a tile's values, by how much what was summed before decays, and (max_M, sum_M) with the tile."""
     new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
     base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)  # a row that has seen nothing: not inf - inf
     weight_MN = tl.exp2(score_MN - base_M[:, None])
     decay_M = tl.exp2(max_M - base_M)
-    acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * decay_M[:, None], input_precision="tf32x3")
-    return acc_MD, new_max_M, sum_M * decay_M + tl.sum(weight_MN, 1)
+    return weight_MN, decay_M, new_max_M, sum_M * decay_M + tl.sum(weight_MN, 1)
 
 
 @triton.jit

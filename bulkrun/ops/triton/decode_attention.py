@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import partial_results
+from bulkrun.ops.triton.attention_pairs import attend_pairs
 from bulkrun.ops.triton.attention_tile import add_sink, attend_tile, padded_dim
 from bulkrun.ops.triton.partial_results import PartialResults, merge_parts, parts_of
 
@@ -43,6 +45,9 @@ def decode_attention(
     num_seqs = context_lens_S.numel()
     group, dim = num_heads // num_kv_heads, padded_dim(head_dim)
     padded_group = max(triton.next_power_of_2(group), 16)
+    in_pairs = k_cache.dtype == FP8 and q_THD.element_size() == 2 and dim <= 128 and head_dim % 2 == 0
+    if in_pairs:
+        k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
     workers = programs_per_sequence(partial.max_parts, num_seqs * num_kv_heads)
     _decode_kernel[(num_seqs, num_kv_heads, workers)](
         q_THD,
@@ -72,6 +77,7 @@ def decode_attention(
         SOFT_CAP=soft_cap or 0.0,
         HAS_PREFIX=prefix_lens_S is not None,
         HAS_SINKS=sinks_H is not None,
+        IN_PAIRS=in_pairs,
         # two warps read twice as wide as four and exchange less: 3% faster between products that slow an H200's clock
         num_warps=2 if padded_group == 16 and dim <= 128 and k_cache.element_size() == 2 else 4,
         num_stages=5,  # half of them for the block ids, which keys wait for: keys and values are two tiles deep
@@ -117,6 +123,7 @@ def _decode_kernel(
     SOFT_CAP: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IN_PAIRS: tl.constexpr,  # the cache is one of fp8, read as int16
 ):
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -129,29 +136,28 @@ def _decode_kernel(
     dim_D = tl.arange(0, PADDED_DIM)
     is_real_MD = (head_M < GROUP)[:, None] & (dim_D < HEAD_DIM)[None, :]
     offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
-    q_MD = tl.load(q_ptr + seq * q_stride + offset_MD, mask=is_real_MD, other=0.0)
+    q_ptr += seq * q_stride
+    if not IN_PAIRS:
+        q_MD = tl.load(q_ptr + offset_MD, mask=is_real_MD, other=0.0)
     position_M = tl.zeros([PADDED_GROUP], tl.int32) + (context_len - 1)
+    head_start = kv_head * (HEAD_DIM // 2 if IN_PAIRS else HEAD_DIM)
     for index in range(tl.program_id(2), tl.maximum(num_own, 1), tl.num_programs(2)):
         chunk = first_key // CHUNK + index
         begin = tl.maximum(chunk * CHUNK, first_key)
         end = tl.minimum(chunk * CHUNK + CHUNK, context_len)
-        acc_MD = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-        max_M = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
-        sum_M = tl.zeros([PADDED_GROUP], tl.float32)
-        for tile_start in range(begin // BLOCK_N * BLOCK_N, end, BLOCK_N):
-            acc_MD, max_M, sum_M = attend_tile(
-                q_MD,
-                acc_MD,
-                max_M,
-                sum_M,
-                k_ptr + kv_head * HEAD_DIM,
-                v_ptr + kv_head * HEAD_DIM,
+        if IN_PAIRS:
+            acc_MD, max_M, sum_M = attend_pairs(
+                q_ptr,
+                k_ptr + head_start,
+                v_ptr + head_start,
                 block_tables_ptr + seq * table_stride,
-                tile_start,
                 begin,
                 end,
                 position_M,
+                kv_head * GROUP,
                 scale,
+                GROUP,
+                PADDED_GROUP,
                 SLOT_STRIDE,
                 BLOCK_SIZE,
                 HEAD_DIM,
@@ -159,8 +165,34 @@ def _decode_kernel(
                 BLOCK_N,
                 SLIDING_WINDOW,
                 SOFT_CAP,
-                True,
             )
+        else:
+            acc_MD = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+            max_M = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
+            sum_M = tl.zeros([PADDED_GROUP], tl.float32)
+            for tile_start in range(begin // BLOCK_N * BLOCK_N, end, BLOCK_N):
+                acc_MD, max_M, sum_M = attend_tile(
+                    q_MD,
+                    acc_MD,
+                    max_M,
+                    sum_M,
+                    k_ptr + head_start,
+                    v_ptr + head_start,
+                    block_tables_ptr + seq * table_stride,
+                    tile_start,
+                    begin,
+                    end,
+                    position_M,
+                    scale,
+                    SLOT_STRIDE,
+                    BLOCK_SIZE,
+                    HEAD_DIM,
+                    PADDED_DIM,
+                    BLOCK_N,
+                    SLIDING_WINDOW,
+                    SOFT_CAP,
+                    True,
+                )
         is_whole = (num_shared == 0) & (num_own <= 1)
         if HAS_SINKS:  # parts get none: the merge adds it
             with_sink_M = add_sink(sum_M, max_M, sinks_ptr, kv_head * GROUP + head_M, NUM_HEADS)
