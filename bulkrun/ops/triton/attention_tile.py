@@ -15,6 +15,7 @@ import triton.language as tl
 from bulkrun.ops.attention.metadata import TILE_ROWS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+_OWNERS_AT_ONCE = tl.constexpr(1024)
 
 
 @triton.jit
@@ -126,16 +127,16 @@ def find_owner(tile, cu_lens_ptr, num_owners, TILE: tl.constexpr):
 
     Owner o has the items cu_lens[o] to cu_lens[o + 1] and the tiles from (cu_lens[o] - cu_lens[0]) // TILE + o on:
     enough for its items, perhaps one too many. So the grid's size is known without the lengths: see `num_tiles`.
+
+    All owners are looked at: one wait for memory, where each step of a search would wait for the one before.
     """
     first_item = tl.load(cu_lens_ptr)
-    low, high = 0, num_owners
-    while low < high:
-        middle = (low + high) // 2
-        if (tl.load(cu_lens_ptr + middle) - first_item) // TILE + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    owner = low - 1
+    num_begun_I = tl.zeros([_OWNERS_AT_ONCE], tl.int32)
+    for first in range(0, num_owners, _OWNERS_AT_ONCE):
+        owner_I = first + tl.arange(0, _OWNERS_AT_ONCE)
+        start_I = (tl.load(cu_lens_ptr + owner_I, mask=owner_I < num_owners, other=0) - first_item) // TILE + owner_I
+        num_begun_I += ((owner_I < num_owners) & (start_I <= tile)).to(tl.int32)
+    owner = tl.sum(num_begun_I, 0) - 1
     return owner, (tl.load(cu_lens_ptr + owner) - first_item) // TILE + owner
 
 
