@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference_store
 from bulkrun.ops.attention.rotary import rotary_cos_sin
@@ -15,6 +17,7 @@ from bulkrun.ops.matmul.fp8 import FP8, to_fp8
 from bulkrun.ops.matmul.fp8_linear import fp8_linear as reference_linear
 from bulkrun.ops.matmul.fp8_linear import quantize_rows as reference_rows
 from bulkrun.ops.triton import partial_results
+from bulkrun.ops.triton.attention_pairs import both
 from bulkrun.ops.triton.fp8_linear import fp8_linear, quantize_rows
 from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store
 from bulkrun.ops.triton.paged_attention import paged_attention
@@ -42,6 +45,32 @@ def check(case: Case, window: int | None = None, soft_cap: float | None = None) 
     torch.testing.assert_close(ours.double().cpu(), exact, atol=error, rtol=error)
 
 
+@triton.jit
+def _both_kernel(pair_ptr, even_ptr, odd_ptr, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    even, odd = both(tl.load(pair_ptr + index))
+    tl.store(even_ptr + index, even)
+    tl.store(odd_ptr + index, odd)
+
+
+def test_two_numbers_of_a_pair_are_those_of_its_bytes(device: str) -> None:
+    """Each number of the format in either place; NaN too, where it is not the interpreter that reads it."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    pairs = torch.stack((codes, codes.flip(0)), 1).to(device)
+    even, odd = torch.empty(2, 256, dtype=torch.float16, device=device)
+    _both_kernel[(1,)](pairs.view(torch.int16)[:, 0].contiguous(), even, odd, SIZE=256)
+    expected = pairs.view(FP8).to(torch.float16)
+    places = torch.arange(256, device=device) if device == "cuda" else expected.isfinite().all(1).nonzero()[:, 0]
+    for number, ours in enumerate((even, odd)):
+        torch.testing.assert_close(ours[places], expected[places, number], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("heads", [(6, 2, 32), (5, 1, 80), (40, 2, 16)], ids=str)
+def test_decode_reads_fp8_two_dimensions_at_a_time(device: str, heads: tuple[int, int, int]) -> None:
+    """Heads that are no power of two wide, and more of them than one tile of 16 rows has."""
+    check(with_fp8_cache(make_case([1, 1, 1], [700, 33, 1], heads, dtype=torch.float16, device=device)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, 0.7)])
 def test_attention_reads_an_fp8_cache_in_decode_and_in_prompt_chunks(
@@ -51,9 +80,11 @@ def test_attention_reads_an_fp8_cache_in_decode_and_in_prompt_chunks(
     check(with_fp8_cache(case), window, soft_cap)
 
 
-def test_a_shared_prefix_in_fp8_is_read_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_shared_prefix_in_fp8_is_read_once(device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_results, "CHUNK", 64)
-    case = with_fp8_cache(make_case([1, 1, 1], [150, 140, 70], (4, 2, 16), device=device, shared_blocks=32))
+    lens, heads = ([1, 1, 1], [150, 140, 70]), (4, 2, 16)
+    case = with_fp8_cache(make_case(*lens, heads, dtype=dtype, device=device, shared_blocks=32))
     shared = prefixes_of([([0, 1], 128)], 3, device)
     check(dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared)))
 
