@@ -3,9 +3,10 @@
     python -m tests.benchmarks.schedule_share [--shape llama-3.1-8b] [--lengths 1024/256 512/512] [--num-requests 3000]
         [--max-num-seqs 1024] [--max-num-batched-tokens 8192] [--pool-gb 105.9] [--cost '{"decode_read": 1}']
 
-Every step's tokens, contexts and seats are counted; `Cost` turns them into seconds, and all its numbers are
-assumptions about an H200, so that a share of SERIAL is a guess. What the numbers can tell is what a policy changes
-(other budgets, seats, pools), and how the loss divides: `loss` is what each assumption takes of the time, and
+Every step's tokens, contexts and seats are counted; `Cost` turns them into seconds by what an H200's ops did in a
+traced run of 1024/256 (LOG.md, 2026-11-26). Found there and simulated since: 40.5 and 40 s, 1024/1024 30.3 and 31 s,
+2048/128 42.3 and 43 s. So other workloads are guesses to a few percent; what the numbers tell besides is what a policy
+changes (other budgets, seats, pools), and how the loss divides: `loss` is what each cost takes of the time, and
 `share_without_losses` what is left to the schedule itself, small steps that have to read all weights. One JSON line per
 workload. `chunk_pairs` and `decode_keys` are (query, key) pairs of one layer.
 """
@@ -34,22 +35,22 @@ from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from tests.benchmarks.machine import commit
 
-H200 = DeviceRates(gemm_flop_s=790e12, read_bytes_s=4.3e12)
+H200 = DeviceRates(gemm_flop_s=805e12, read_bytes_s=4.37e12)  # the products' for a moment: see LOG.md
 KV_ITEMSIZE = WEIGHT_BYTES = 2  # bf16
 LENGTHS = ("1024/512", "1024/256", "128/1024", "512/512", "2048/128")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Assumed shares of the device's rates, and seconds; the defaults of `NO_LOSS` are no loss at all."""
+    """Shares of the device's rates, and seconds; the defaults of `NO_LOSS` are no loss at all."""
 
-    gemm: float = 0.95
-    half_rate_rows: float = 64.0  # products of so many rows reach half of that
-    decode_read: float = 0.88
-    prefill: float = 0.5  # of the GEMM rate
+    gemm: float = 0.86
+    half_rate_rows: float = 50.0  # products of so many rows reach half of that
+    decode_read: float = 0.9
+    prefill: float = 0.27  # of the GEMM rate
     elementwise_bytes: float = 174e3  # per token and layer: two norms, rotary and KV store, activation
-    elementwise_read: float = 0.8
-    step_s: float = 0.5e-3
+    elementwise_read: float = 0.95
+    step_s: float = 0.2e-3
 
 
 NO_LOSS = Cost(1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0)
