@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulkrun.cli.output import cell_text, count, counted, duration, print_facts, print_table
+from bulkrun.cli.output import cell_text, count, counted, duration, in_bytes, print_facts, print_table
 from bulkrun.cli.summary import warn_of_undeclared
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanCounters, PlanReport
+    from bulkrun.launch.runs.memory_needs import MemoryNeeds
     from bulkrun.launch.runs.preview import PreviewedRow
     from bulkrun.launch.runs.probe import Probe
 
@@ -20,7 +21,7 @@ _HISTOGRAM_WIDTH = 40
 _SHOWN_NUMBERS = 4
 
 
-def print_plan(report: PlanReport, spec: JobSpec) -> None:
+def print_plan(report: PlanReport, spec: JobSpec, memory: MemoryNeeds) -> None:
     """The numbers of a plan, and its prompts by their length."""
     counters = report.counters
     prompts = max(1, counters.rows - sum(counters.errors.values()))
@@ -36,6 +37,7 @@ def print_plan(report: PlanReport, spec: JobSpec) -> None:
         "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
         "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
         "shards": f"{count(counters.shards)} in {counted(report.windows, 'window')}",
+        "memory": _of_memory(memory),
     }
     print_facts(facts)
     warn_of_undeclared(counters.undeclared_columns)
@@ -47,6 +49,17 @@ def print_plan(report: PlanReport, spec: JobSpec) -> None:
         bar = "█" * round(_HISTOGRAM_WIDTH * rows / top) or ("▏" if rows else "")
         name = f"{low:,}-{high - 1:,}" if high else f"{low:,}+"
         click.echo(f"{name:>17} {count(rows):>11}  {bar}")
+
+
+def _of_memory(memory: MemoryNeeds) -> str:
+    """What the weights take, and each row that runs."""
+    told = [] if memory.weight_bytes is None else [f"weights {in_bytes(memory.weight_bytes)} as stored"]
+    if memory.kv_bytes_per_token is not None and memory.kv_bytes_per_row is not None:
+        told.append(
+            f"keys and values in {memory.kv_cache_dtype} {in_bytes(memory.kv_bytes_per_token)} a token, "
+            f"at most {in_bytes(memory.kv_bytes_per_row)} a row on average"
+        )
+    return "; ".join(told) or "-"
 
 
 def _of_outputs(counters: PlanCounters) -> dict[str, str]:

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -217,7 +218,7 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 )
 @json_option
 def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bool) -> None:
-    """Show what JOB would do: rows, tokens, duplicates, shared prefixes, shards.
+    """Show what JOB would do: rows, tokens, duplicates, shared prefixes, shards, memory.
 
     Writes nothing, and without --probe runs nothing.
     """
@@ -225,13 +226,14 @@ def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bo
 
     with _located(job, overrides):
         spec = _load(job, overrides)
-        report, changes, probed = plan_job(spec, probe)
+        report, changes, probed, memory = plan_job(spec, probe)
     noise = spec.engine.load_format == "dummy"
     if as_json:
         print_json(
             {
                 **report.to_json(),
                 "changes": changes,
+                "memory": asdict(memory),
                 "random_weights": noise,
                 "probe": None if probed is None else json_of_probe(probed),
             }
@@ -241,7 +243,7 @@ def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bo
         note(f"warning: {RANDOM_WEIGHTS}")
     if changes is not None:
         print_facts({"since the last run": counted_changes(changes)})
-    print_plan(report, spec)
+    print_plan(report, spec, memory)
     if probed is not None:
         click.echo()
         print_probe(probed, spec)

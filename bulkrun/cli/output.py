@@ -119,6 +119,15 @@ def counted(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
+def in_bytes(number: float) -> str:
+    """Decimal units, three digits: 640 B, 16.1 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as people say it: 5 s, 3 min 20 s, 2 h 5 min; unknown is a question mark."""
     if seconds is None:

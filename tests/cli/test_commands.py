@@ -344,6 +344,10 @@ def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
     assert (report["rows"], report["duplicate_prompts"]) == (32, 0)
     shown = bulkrun("plan", "job.yaml").stdout
     assert "prompt tokens" in shown and "in 1 window\n" in shown
+    memory = report["memory"]
+    assert memory["weight_bytes"] == (BUNDLED_ROOT / "tiny" / "model.safetensors").stat().st_size
+    assert memory["kv_bytes_per_row"] % memory["kv_bytes_per_token"] == 0 < memory["kv_bytes_per_token"]
+    assert "as stored; keys and values in " in shown and " a token, at most " in shown
     assert before == sorted(folder.rglob("*"))
 
 

@@ -92,6 +92,7 @@ def test_a_batch_of_openais_embeddings_goes_in_and_comes_out(folder: Path) -> No
 def test_a_plan_is_told_without_outputs_and_prefixes(folder: Path) -> None:
     shown = bulkrun("plan", "job.yaml").stdout
     assert "identical prompts" in shown and "output tokens" not in shown and "shared prefixes" not in shown
+    assert "as stored\n" in shown and "keys and values" not in shown
     assert "8 numbers, pooling mean, normalized" in bulkrun("validate", "job.yaml").stdout
 
 

@@ -23,6 +23,7 @@ from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.preparation.tool_calling import warn_of_unoffered_tools
+from bulkrun.launch.runs.memory_needs import MemoryNeeds
 from bulkrun.launch.runs.night_plan import plan_night
 from bulkrun.launch.runs.probe import SAMPLE_ROWS, Probe, probe_job
 from bulkrun.request import Completion, Request
@@ -91,11 +92,12 @@ def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
 
 class Foreseen(NamedTuple):
     """A plan's numbers; `changes` counts how the input differs from an incremental job's results, None without any;
-    `probe` says how long the plan takes, None where none was asked for."""
+    `probe` says how long the plan takes, None where none was asked for; `memory` what it asks of a device."""
 
     report: PlanReport
     changes: dict[str, int] | None
     probe: Probe | None
+    memory: MemoryNeeds
 
 
 def plan_job(spec: JobSpec, probe_s: float | None = None) -> Foreseen:
@@ -112,7 +114,8 @@ def plan_job(spec: JobSpec, probe_s: float | None = None) -> Foreseen:
     else:
         with prepared.open_dataset() as dataset:
             report = dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len, keep)
-    return Foreseen(report, changes, None if probe_s is None else probe_job(prepared, report.counters, sample, probe_s))
+    probed = None if probe_s is None else probe_job(prepared, report.counters, sample, probe_s)
+    return Foreseen(report, changes, probed, MemoryNeeds.of(prepared, report.counters))
 
 
 def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:

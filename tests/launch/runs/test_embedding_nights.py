@@ -148,5 +148,5 @@ def test_checks_and_plans_speak_of_vectors(nights: Nights) -> None:
     facts = check_job(nights.spec())
     assert facts["vectors"] == "256 numbers, pooling mean, normalized, after 'doc: '"
     assert facts["output columns"].split(", ")[2:5] == ["row", "sample", "embedding"]
-    report, _, _ = plan_job(nights.spec())
+    report = plan_job(nights.spec()).report
     assert (report.counters.duplicate_prompts, report.counters.expected_output_tokens) == (1, 0)

@@ -1,0 +1,46 @@
+"""What a job asks of a device's memory, as far as its model's files and its plan tell. Runs nothing, loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bulkrun.job.plan.report import PlanCounters
+from bulkrun.launch.preparation.prepare import PreparedJob
+from bulkrun.models.files.weight_files import weight_files
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes. A row is one generation, of the mean length, with an output as long as it may get.
+
+    `weight_bytes`: the files; None where weights are made at random. `kv_bytes_per_token`: keys and values over all
+    layers, and `kv_bytes_per_row`; None for jobs that generate nothing, whose rows keep none.
+    """
+
+    weight_bytes: int | None
+    kv_cache_dtype: str
+    kv_bytes_per_token: int | None
+    kv_bytes_per_row: int | None
+
+    @classmethod
+    def of(cls, prepared: PreparedJob, counters: PlanCounters) -> MemoryNeeds:
+        """Raises ModelError where weights are missing."""
+        engine, model = prepared.spec.engine, prepared.model
+        dtype = model.dtype if engine.dtype == "auto" else engine.dtype
+        kv_dtype = dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+        weight_bytes = None
+        if engine.load_format != "dummy":
+            weight_bytes = sum(file.stat().st_size for file in weight_files(prepared.model_dir))
+        if not prepared.spec.generates:
+            return cls(weight_bytes, kv_dtype, None, None)
+        token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ITEMSIZE[kv_dtype]
+        return cls(weight_bytes, kv_dtype, token, token * _mean_row(counters, prepared.spec.sampled.generations))
+
+
+def _mean_row(counters: PlanCounters, generations: int) -> int:
+    """Tokens of prompt and output; 1 where no row can run."""
+    rows = counters.rows - sum(counters.errors.values())
+    runs = (rows - counters.duplicate_prompts) * generations
+    return max(1, round(counters.prompt_tokens / max(rows, 1) + counters.expected_output_tokens / max(runs, 1)))

@@ -1,0 +1,58 @@
+"""What a plan says of memory: the model's files, and keys and values of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bulkrun.job.jobfile.engine import EngineSpec
+from bulkrun.job.plan.report import PlanCounters
+from bulkrun.launch.runs.memory_needs import MemoryNeeds
+
+COUNTERS = PlanCounters(
+    rows=12, prompt_tokens=1000, expected_output_tokens=9 * 2 * 50, duplicate_prompts=1, errors={"bad_input": 2}
+)
+TOKEN = 2 * 32 * 8 * 128  # Llama 3.1 8B's numbers a token
+
+
+def needs(folder: Path, *, generates: bool = True, **engine: Any) -> MemoryNeeds:
+    model = SimpleNamespace(dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128)
+    spec = SimpleNamespace(
+        generates=generates, sampled=SimpleNamespace(generations=2), engine=EngineSpec.model_validate(engine)
+    )
+    prepared: Any = SimpleNamespace(spec=spec, model=model, model_dir=folder)
+    return MemoryNeeds.of(prepared, COUNTERS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1234))
+    return tmp_path
+
+
+def test_a_row_is_as_long_as_the_mean_of_those_that_run(folder: Path) -> None:
+    """100 prompt tokens of each of 10 rows; 50 output tokens of each of two samples of 9 that differ."""
+    assert needs(folder) == MemoryNeeds(1234, "bfloat16", 2 * TOKEN, 2 * TOKEN * 150)
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "itemsize"),
+    [
+        ({"dtype": "float32"}, "float32", 4),
+        ({"kv_cache_dtype": "fp8"}, "fp8", 1),
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "bfloat16", 2),
+    ],
+)
+def test_keys_and_values_are_of_the_dtype_that_the_job_asks_for(
+    folder: Path, engine: dict[str, Any], dtype: str, itemsize: int
+) -> None:
+    found = needs(folder, **engine)
+    assert (found.kv_cache_dtype, found.kv_bytes_per_token) == (dtype, itemsize * TOKEN)
+
+
+def test_random_weights_have_no_files_and_rows_that_are_only_read_keep_nothing(tmp_path: Path, folder: Path) -> None:
+    assert needs(tmp_path / "none", load_format="dummy").weight_bytes is None
+    assert needs(folder, generates=False) == MemoryNeeds(1234, "bfloat16", None, None)
