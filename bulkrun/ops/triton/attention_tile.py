@@ -15,7 +15,7 @@ import triton.language as tl
 from bulkrun.ops.attention.metadata import TILE_ROWS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-_OWNERS_AT_ONCE = tl.constexpr(1024)
+_OWNERS_AT_ONCE = tl.constexpr(16)
 
 
 @triton.jit
@@ -128,15 +128,20 @@ def find_owner(tile, cu_lens_ptr, num_owners, TILE: tl.constexpr):
     Owner o has the items cu_lens[o] to cu_lens[o + 1] and the tiles from (cu_lens[o] - cu_lens[0]) // TILE + o on:
     enough for its items, perhaps one too many. So the grid's size is known without the lengths: see `num_tiles`.
 
-    All owners are looked at: one wait for memory, where each step of a search would wait for the one before.
+    The search looks at many owners at a time: each wait for memory is as long as some tiles of keys take. (Counting
+    all of them in a vector would be one wait, but Triton 3.9 forgets then that rows of keys are aligned.)
     """
     first_item = tl.load(cu_lens_ptr)
-    num_begun_I = tl.zeros([_OWNERS_AT_ONCE], tl.int32)
-    for first in range(0, num_owners, _OWNERS_AT_ONCE):
-        owner_I = first + tl.arange(0, _OWNERS_AT_ONCE)
-        start_I = (tl.load(cu_lens_ptr + owner_I, mask=owner_I < num_owners, other=0) - first_item) // TILE + owner_I
-        num_begun_I += ((owner_I < num_owners) & (start_I <= tile)).to(tl.int32)
-    owner = tl.sum(num_begun_I, 0) - 1
+    owner, end = 0, num_owners  # the owner is between them
+    while end - owner > 1:
+        step = (end - owner + _OWNERS_AT_ONCE - 1) // _OWNERS_AT_ONCE
+        num_begun = 0
+        for i in tl.static_range(1, _OWNERS_AT_ONCE):
+            other = owner + i * step
+            start = (tl.load(cu_lens_ptr + other, mask=other < end, other=0) - first_item) // TILE + other
+            num_begun += ((other < end) & (start <= tile)).to(tl.int32)
+        owner += num_begun * step
+        end = tl.minimum(owner + step, end)
     return owner, (tl.load(cu_lens_ptr + owner) - first_item) // TILE + owner
 
 
