@@ -40,7 +40,8 @@ def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, options: list[
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_BYTES, kernel
         assert not kernel["overwritten"], kernel  # else sums are wrong now and then
-        may_spill = 8 if head_dim == 256 and kernel["kernel"] == "_prefill_kernel" else 0  # less than a wait per tile
+        # less than a wait per tile
+        may_spill = 8 if head_dim == 256 and kernel["kernel"] in ("_prefill_kernel", "_shared_prefix_kernel") else 0
         assert kernel["stack"] <= may_spill, kernel
         if kernel["kernel"] in ("_linear_kernel", "_packed_kernel", "_prefill_kernel", "_shared_prefix_kernel"):
             assert kernel["wgmma"] > 0, kernel  # tiles are large enough for the wide matrix instructions
