@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from bulkrun.errors import ModelError
 from bulkrun.job.plan.report import PlanCounters
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.models.files.weight_files import weight_files
@@ -15,8 +17,9 @@ _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 class MemoryNeeds:
     """Bytes. A row is one generation, of the mean length, with an output as long as it may get.
 
-    `weight_bytes`: the files; None where weights are made at random. `kv_bytes_per_token`: keys and values over all
-    layers, and `kv_bytes_per_row`; None for jobs that generate nothing, whose rows keep none.
+    `weight_bytes`: the files; None where weights are made at random, or are elsewhere: a plan needs none.
+    `kv_bytes_per_token`: keys and values over all layers, and `kv_bytes_per_row`; None for jobs that generate nothing,
+    whose rows keep none.
     """
 
     weight_bytes: int | None
@@ -26,17 +29,22 @@ class MemoryNeeds:
 
     @classmethod
     def of(cls, prepared: PreparedJob, counters: PlanCounters) -> MemoryNeeds:
-        """Raises ModelError where weights are missing."""
+        """From what the model's folder has."""
         engine, model = prepared.spec.engine, prepared.model
         dtype = model.dtype if engine.dtype == "auto" else engine.dtype
         kv_dtype = dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-        weight_bytes = None
-        if engine.load_format != "dummy":
-            weight_bytes = sum(file.stat().st_size for file in weight_files(prepared.model_dir))
+        weight_bytes = None if engine.load_format == "dummy" else _weight_bytes(prepared.model_dir)
         if not prepared.spec.generates:
             return cls(weight_bytes, kv_dtype, None, None)
         token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ITEMSIZE[kv_dtype]
         return cls(weight_bytes, kv_dtype, token, token * _mean_row(counters, prepared.spec.sampled.generations))
+
+
+def _weight_bytes(folder: Path) -> int | None:
+    try:
+        return sum(file.stat().st_size for file in weight_files(folder))
+    except (ModelError, OSError):
+        return None
 
 
 def _mean_row(counters: PlanCounters, generations: int) -> int:

@@ -53,6 +53,10 @@ def test_keys_and_values_are_of_the_dtype_that_the_job_asks_for(
     assert (found.kv_cache_dtype, found.kv_bytes_per_token) == (dtype, itemsize * TOKEN)
 
 
+def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
+    assert needs(tmp_path).weight_bytes is None and needs(tmp_path).kv_bytes_per_token == 2 * TOKEN
+
+
 def test_random_weights_have_no_files_and_rows_that_are_only_read_keep_nothing(tmp_path: Path, folder: Path) -> None:
     assert needs(tmp_path / "none", load_format="dummy").weight_bytes is None
     assert needs(folder, generates=False) == MemoryNeeds(1234, "bfloat16", None, None)
