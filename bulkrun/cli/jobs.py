@@ -218,7 +218,7 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 )
 @json_option
 def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bool) -> None:
-    """Show what JOB would do: rows, tokens, duplicates, shared prefixes, shards, memory.
+    """Show what JOB would do: rows, tokens, duplicates, prefixes, shards, memory.
 
     Writes nothing, and without --probe runs nothing.
     """
