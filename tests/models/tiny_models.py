@@ -232,7 +232,9 @@ def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) 
         _randomize(model)
     for module in model.modules():
         if type(module).__name__ == "GptOssExperts":
-            module.limit = config.swiglu_limit  # transformers before 5.18 has the published one written into its code
+            module.limit = (
+                config.swiglu_limit
+            )  # transformers 5.17 has the published one in its code, 5.24 reads the key
     return model
 
 

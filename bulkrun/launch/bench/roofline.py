@@ -48,7 +48,7 @@ def roofline_of(
         "gemm_tflop_s": round(rates.gemm_flop_s / 1e12, 4),
         "read_gb_s": round(rates.read_bytes_s / 1e9, 2),
         **_shares(ceilings(cost, work, rates), measured.wall_s),
-        **_sustained(cost, work, rates, measured.wall_s),
+        **sustained_shares(cost, work, rates, measured.wall_s),
         **(traced_facts(asked, loaded, rates, min(len(work), engine.max_num_seqs), seed) if trace else {}),
     }
 
@@ -66,7 +66,7 @@ def traced_facts(asked: Asked, loaded: LoadedModel, rates: DeviceRates, width: i
     }
 
 
-def _sustained(cost: ModelCost, work: Sequence[Work], rates: DeviceRates, wall_s: float) -> dict[str, float]:
+def sustained_shares(cost: ModelCost, work: Sequence[Work], rates: DeviceRates, wall_s: float) -> dict[str, float]:
     """The shares that a run has of what the device does for longer than a moment, where that was measured."""
     if rates.sustained_flop_s is None:
         return {}

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from bulkrun.ops.matmul.four_bit_weight import SHIFTED_SCALES
+from bulkrun.ops.triton.interpreted import IS_INTERPRETED
 
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
 _MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones
 _E2M1_BITS = tl.constexpr(-0x80000000 | 0x01C00000)
 _E2M1_SHORT = tl.constexpr(126)  # the power of two that a float lacks whose exponent and fraction are an E2M1's

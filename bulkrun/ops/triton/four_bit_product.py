@@ -17,7 +17,8 @@ import triton.language as tl
 
 from bulkrun.ops.matmul.four_bit_weight import TILE_INPUTS, FourBitWeight
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
-from bulkrun.ops.triton.four_bit_numbers import IS_INTERPRETED, four_bit_numbers
+from bulkrun.ops.triton.four_bit_numbers import four_bit_numbers
+from bulkrun.ops.triton.interpreted import IS_INTERPRETED
 from bulkrun.ops.triton.tile_order import place_of_program
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, attended, ceilings
+from bulkrun.launch.bench.roofline import sustained_shares
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
@@ -79,3 +80,12 @@ def test_a_model_of_the_general_path_has_no_roofline() -> None:
     )
     with pytest.raises(UsageError, match="GPT2LMHeadModel runs through transformers"):
         ModelCost.of(config, 2)
+
+
+def test_shares_of_what_products_keep_up_go_by_that_rate_alone(tmp_path: Path) -> None:
+    cost, work = _cost("llama-3.1-8b", tmp_path), [Work([1] * 1024, 256)]
+    kept_up = ceilings(cost, work, H200._replace(gemm_flop_s=680e12))
+    shares = sustained_shares(cost, work, H200._replace(sustained_flop_s=680e12), 2 * kept_up.serial_s)
+    assert shares["sustained_gemm_tflop_s"] == 680 and shares["share_of_sustained_serial"] == 0.5
+    assert shares["share_of_sustained_nanoflow"] == pytest.approx(0.5 * kept_up.nanoflow_s / kept_up.serial_s, abs=1e-4)
+    assert sustained_shares(cost, work, H200, 1.0) == {}  # not measured

@@ -21,7 +21,10 @@ from tests.ops.naive_experts import Weights, random_biases, random_weights, rout
 CLAMPED = ops.ClampedSwiglu(1.702, 0.8)
 ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of the largest: sums in another order, and
 # in 16 bits a number before the second product that has another last bit
-ON_HOPPER = 6e-3  # in float16: its fp8 units' sums are off by 1.3e-4, and a few of what is rounded to fp8 again flips
+# In float16 of a Hopper GPU, whose fp8 units keep 13 bits of what is added: products are off by 1.3e-4 (seen on an
+# H200), so that some of what is rounded to fp8 again falls on the other side. Emulated with 14 to 12 bits, 33 rows are
+# off by 1.8e-3 to 2.5e-3 of the largest; this leaves room for the tail of thousands of rows.
+ON_HOPPER = 6e-3
 
 
 @pytest.fixture(autouse=True)
