@@ -18,6 +18,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.loading.quantization import refuse_without_fp8
+from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,
@@ -79,7 +80,7 @@ class EngineConfig:
         draft = _draft(model_config, dtype, device, args)
         pool_bytes, explanation = args.kv_cache_memory_bytes, None
         if pool_bytes is None and device.type == "cpu":
-            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes())
+            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes()) - draft.max_num_seqs * bytes_per_row(model_config, dtype)
         if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
             memory, share = measure(draft), args.gpu_memory_utilization
@@ -99,7 +100,7 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         max_model_len=model_config.model_len(args.max_model_len),
         block_size=args.block_size or DEFAULT_BLOCK_SIZE,
         num_blocks=MIN_BLOCKS,
-        enable_prefix_caching=args.enable_prefix_caching,
+        enable_prefix_caching=args.enable_prefix_caching and not bytes_per_row(model_config, dtype),
         dtype=dtype,
         kv_cache_dtype=_kv_dtype(args.kv_cache_dtype, dtype, device),
         device=device,

@@ -1,14 +1,18 @@
-"""The paged KV cache as tensors: two per layer, [N, B, K, D]. Which block belongs to whom is the engine's business."""
+"""The paged KV cache as tensors: two per layer that attends, [N, B, K, D], and the states of those that do not.
+
+Which block and which row belong to whom is the engine's business.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import untouched_zeros
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops.cpu.touch_pages import touch_pages
 from bulkrun.ops.dispatch import uses_compiled
 
@@ -20,11 +24,12 @@ _TOUCHED_TOGETHER = 64  # blocks: a huge page of each tensor, where a token's ke
 
 @dataclass(slots=True)
 class KVCache:
-    """Keys and values of every layer; block 0 is the null block."""
+    """Keys and values of every layer that attends, in their order; block 0 is the null block."""
 
     k: list[torch.Tensor]  # per layer: [N, B, K, D]
     v: list[torch.Tensor]
     num_touched_blocks: int = 0
+    states: list[RecurrentState] = field(default_factory=list)  # of every layer that keeps one, in their order
 
     @classmethod
     def allocate(
@@ -42,7 +47,7 @@ class KVCache:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[torch.Tensor]:
-            return [_zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)]
+            return [_zeros(shape, dtype, torch.device(device)) for _ in range(config.num_kv_layers)]
 
         return cls(k=per_layer(), v=per_layer())
 
@@ -86,5 +91,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one block takes over all layers, keys and values."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    """Bytes one block takes over all layers that attend, keys and values."""
+    return 2 * config.num_kv_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize

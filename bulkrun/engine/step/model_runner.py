@@ -28,6 +28,7 @@ from bulkrun.engine.step.token_masks import PendingMasks
 from bulkrun.errors import first_line
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops.attention.metadata import TILE_ROWS
 
 
@@ -100,8 +101,10 @@ class ModelRunner:
         return SharedPrefixTable(config.max_num_seqs, config.block_size, seqs_per_tile, self.rows.staging)
 
     def _allocate(self, num_blocks: int) -> KVCache:
-        config = self._config
-        return KVCache.allocate(self.model.config, num_blocks, config.block_size, config.kv_cache_dtype, config.device)
+        config, model = self._config, self.model
+        cache = KVCache.allocate(model.config, num_blocks, config.block_size, config.kv_cache_dtype, config.device)
+        cache.states = RecurrentState.allocate(model.config, config.max_num_seqs, model.dtype, config.device)
+        return cache
 
     @torch.inference_mode()
     def compute(self, batch: ScheduledBatch) -> StepLogits:

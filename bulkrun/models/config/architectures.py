@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.families import FAMILIES, Family
+from bulkrun.models.config.families import FAMILIES
+from bulkrun.models.config.family import Family
 
 
 class _TextPart(NamedTuple):
@@ -18,6 +19,8 @@ class _TextPart(NamedTuple):
 _TEXT_PARTS: Mapping[str, _TextPart] = {
     "Gemma3ForConditionalGeneration": _TextPart("gemma3_text", "Gemma3ForCausalLM"),
     "Mistral3ForConditionalGeneration": _TextPart("mistral", "MistralForCausalLM"),
+    "Qwen3_5ForConditionalGeneration": _TextPart("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "Qwen3_5MoeForConditionalGeneration": _TextPart("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
 }
 _FAMILY_NAMES = {name.lower(): name for name in FAMILIES}  # the first of them wrote LLaMAForCausalLM
 _OTHER_PARTS = ("vision_config", "audio_config", "text_config")
