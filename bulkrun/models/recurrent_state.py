@@ -38,6 +38,11 @@ class RecurrentState:
             for _ in range(num_layers)
         ]
 
+    def copy_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy rows to others, int64 each; none is in both."""
+        for rows in (self.conv_RWC, self.delta_RHDV):
+            rows.index_copy_(0, target, rows[source])
+
 
 def bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that the states of one sequence take over all layers; 0 where there are none."""
