@@ -87,7 +87,9 @@ class EngineConfig:
         draft = _draft(model_config, dtype, device, args)
         pool_bytes, explanation = args.kv_cache_memory_bytes, None
         if pool_bytes is None and device.type == "cpu":
-            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes()) - draft.num_state_rows * bytes_per_row(model_config, dtype)
+            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes()) - draft.num_state_rows * bytes_per_row(
+                model_config, dtype
+            )
         if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
             memory, share = measure(draft), args.gpu_memory_utilization

@@ -39,15 +39,20 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        *,
+        num_layers: int | None = None,
     ) -> KVCache:
-        """Zeroed blocks (a masked-out key must still be a finite number). On a CPU only used ones take memory.
+        """Zeroed blocks (a masked-out key must still be a finite number) of all layers that attend, or of so many.
+
+        On a CPU only used ones take memory.
 
         Raises what the allocator raises: torch.OutOfMemoryError on a GPU, OSError on a CPU.
         """
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[torch.Tensor]:
-            return [_zeros(shape, dtype, torch.device(device)) for _ in range(config.num_kv_layers)]
+            count = config.num_kv_layers if num_layers is None else num_layers
+            return [_zeros(shape, dtype, torch.device(device)) for _ in range(count)]
 
         return cls(k=per_layer(), v=per_layer())
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from bulkrun.models.config.delta_net import STATE_ITEMSIZE
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.host_memory import untouched_zeros
 
-_STATE_DTYPE = torch.float32  # what is added to it a thousand times must not be rounded each time
+_STATE_DTYPE = torch.float32
+assert _STATE_DTYPE.itemsize == STATE_ITEMSIZE
 
 
 @dataclass(slots=True)
@@ -22,20 +23,26 @@ class RecurrentState:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device | str
+        cls,
+        config: ModelConfig,
+        num_rows: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        num_layers: int | None = None,
     ) -> list[RecurrentState]:
-        """One for each layer of linear attention. On a CPU only rows that are used take memory.
+        """One for each layer of linear attention, or so many. On a CPU only rows that are used take memory.
 
         Raises what the allocator raises: torch.OutOfMemoryError on a GPU, OSError on a CPU.
         """
-        shapes = _shapes(config)
-        if shapes is None:
+        net = config.delta_net if isinstance(config, DecoderConfig) else None
+        if net is None:
             return []
-        num_layers, conv, delta = shapes
+        conv, delta = net.state_shapes
         device = torch.device(device)
         return [
             cls(_zeros((num_rows, *conv), dtype, device), _zeros((num_rows, *delta), _STATE_DTYPE, device))
-            for _ in range(num_layers)
+            for _ in range(sum(net.layers) if num_layers is None else num_layers)
         ]
 
     def copy_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -46,20 +53,8 @@ class RecurrentState:
 
 def bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that the states of one sequence take over all layers; 0 where there are none."""
-    shapes = _shapes(config)
-    if shapes is None:
-        return 0
-    num_layers, conv, delta = shapes
-    return num_layers * (math.prod(conv) * dtype.itemsize + math.prod(delta) * _STATE_DTYPE.itemsize)
-
-
-def _shapes(config: ModelConfig) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
-    """How many layers have a state, and of one row the convolution's part and that of the delta rule."""
     net = config.delta_net if isinstance(config, DecoderConfig) else None
-    if net is None:
-        return None
-    conv, delta = (net.conv_width - 1, net.conv_dim), (net.num_value_heads, net.key_head_dim, net.value_head_dim)
-    return sum(net.layers), conv, delta
+    return 0 if net is None else net.bytes_per_sequence(dtype.itemsize)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Functions of tensors: each op's contract and pure-torch reference; kernels sit beside them. Knows no model.
 
-Callers import ops from here. References lie in rooms (attention, linear_attention, matmul, experts, sampling) or beside this file.
-Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs (`cpu/<op>.py`) runs is
-chosen here, by device; all have one signature.
+Callers import ops from here. References lie in rooms (attention, linear_attention, matmul, experts, sampling) or beside
+this file. Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs (`cpu/<op>.py`)
+runs is chosen here, by device; all have one signature.
 """
 
 from bulkrun.ops.attention.invariant_attention import invariant_attention as _invariant_attention

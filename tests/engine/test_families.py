@@ -78,7 +78,9 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     assert (engine.stats().num_cached_tokens > 0) == uses_cache
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 33, "max_num_seqs": 20}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 33, "max_num_seqs": 20}], ids=str
+)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_sequences_that_begin_with_a_kept_state_are_the_same(
     make_engine: EngineFactory, ahead: bool, settings: dict[str, int]

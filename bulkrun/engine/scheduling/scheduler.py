@@ -39,7 +39,7 @@ class Scheduler:
         policy: BatchingPolicy,
         num_kept_states: int | None = None,
     ) -> None:
-        """`num_kept_states`: of prefixes, of a model that keeps a state of each sequence; None: of one that does not."""
+        """`num_kept_states`: those of prefixes, where sequences of the model have states; None: they have none."""
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence must get a token in every step"
         self.block_manager = block_manager
         self.max_num_batched_tokens = max_num_batched_tokens

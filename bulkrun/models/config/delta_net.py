@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ _SIZES = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )  # fmt: skip
+STATE_ITEMSIZE = 4  # float32: what is added to it a thousand times must not be rounded each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,17 @@ class DeltaNetConfig:
     def value_dim(self) -> int:
         """Of all value heads."""
         return self.num_value_heads * self.value_head_dim
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        """What one layer keeps of a sequence: the convolution's last inputs, and a matrix for each value head."""
+        conv = self.conv_width - 1, self.conv_dim
+        return conv, (self.num_value_heads, self.key_head_dim, self.value_head_dim)
+
+    def bytes_per_sequence(self, itemsize: int) -> int:
+        """Bytes of one sequence's states over all layers; `itemsize` of the model's dtype."""
+        conv, delta = self.state_shapes
+        return sum(self.layers) * (math.prod(conv) * itemsize + math.prod(delta) * STATE_ITEMSIZE)
 
     @property
     def conv_dim(self) -> int:

@@ -38,8 +38,6 @@ class GatedDeltaNet(nn.Module):
         state = kv_cache.states[self.index]
         qkv_TC, z_TA = self.qkvz_proj(x_TE).tensor_split((self.conv_dim,), dim=1)
         qkv_TC = ops.causal_conv_silu(qkv_TC, self.conv, state.conv_RWC, meta)
-        out_THV = ops.gated_delta_rule(
-            qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.delta_RHDV, meta
-        )
+        out_THV = ops.gated_delta_rule(qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.delta_RHDV, meta)
         z_THV = z_TA.unflatten(1, (-1, self.value_head_dim))
         return self.o_proj(self.norm(out_THV, z_THV).flatten(1))

@@ -7,7 +7,6 @@ import torch
 from bulkrun.models.config.delta_net import DeltaNetConfig
 from bulkrun.models.config.model_config import DecoderConfig
 
-
 BY_KEY_HEAD = ("Qwen3NextForCausalLM",)  # a delta net's projections: of one key head everything, then of the next
 
 

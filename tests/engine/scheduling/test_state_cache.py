@@ -39,7 +39,9 @@ class Rows:
             self.seen[copy.target] = self.seen[copy.source]
 
 
-def make_scheduler(*, num_states: int = 3, num_blocks: int = 200, max_num_seqs: int = 4, budget: int = 300) -> Scheduler:
+def make_scheduler(
+    *, num_states: int = 3, num_blocks: int = 200, max_num_seqs: int = 4, budget: int = 300
+) -> Scheduler:
     return Scheduler(
         BlockManager(num_blocks, BLOCK_SIZE),
         max_num_seqs=max_num_seqs,

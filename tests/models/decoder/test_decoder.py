@@ -14,7 +14,9 @@ from tests.models.load import load_model
 from tests.models.paged_driver import allocate_states, assert_same_tokens, forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_published, save_tiny_model
 
-TOLERANCE = 4e-4  # how far from float64: gemma 9e-5 here and there, qwen3_5 1.4e-4 and 1.9e-4, of logits that spread by 3
+TOLERANCE = (
+    4e-4  # how far from float64: gemma 9e-5 here and there, qwen3_5 1.4e-4 and 1.9e-4, of logits that spread by 3
+)
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 

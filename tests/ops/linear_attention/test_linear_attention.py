@@ -48,7 +48,10 @@ def twins(module: object, name: str) -> list[object]:
     """The C++ one, where there is a compiler, and the kernel."""
     skip = pytest.mark.skipif(library() is None, reason="no compiled ops")
     of_cpu, of_gpu = module  # type: ignore[misc]
-    return [pytest.param(getattr(of_cpu, name), marks=skip, id="compiled"), pytest.param(getattr(of_gpu, name), id="triton")]
+    return [
+        pytest.param(getattr(of_cpu, name), marks=skip, id="compiled"),
+        pytest.param(getattr(of_gpu, name), id="triton"),
+    ]
 
 
 def device_of(op: Callable[..., object], dtype: torch.dtype) -> str:
