@@ -44,7 +44,6 @@ class EngineConfig:
     max_model_len: int
     block_size: int
     num_blocks: int
-    num_kept_states: int | None  # of prefixes, of a model that keeps a state of each sequence; None: of another
     enable_prefix_caching: bool
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
@@ -54,6 +53,7 @@ class EngineConfig:
     async_scheduling: bool
     enforce_eager: bool
     is_pool_given: bool  # the user gave its size: no other will do
+    num_kept_states: int | None = None  # of prefixes, where sequences of the model have states; None: they have none
 
     @property
     def max_blocks_per_seq(self) -> int:

@@ -85,6 +85,19 @@ def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_
     assert not gpu.waits
 
 
+def test_captured_steps_bring_states_forward(make_engine: EngineFactory) -> None:
+    """With a prefix long enough that its state is kept."""
+    asked = [*greedy_requests(), *(Request(f"long{n}", [*range(3, 38), 90 + n], GREEDY) for n in range(2))]
+    expected = by_transformers("qwen3_5", asked)
+    with gpu_stand_in() as gpu:
+        engine = make_engine("qwen3_5", device="cuda", **SMALL)
+        gpu.waits.clear()
+        assert tokens(engine, asked) == expected
+    assert engine.stats().num_cached_tokens == 32
+    assert gpu.num_replays > engine.stats().num_steps // 2
+    assert not gpu.waits
+
+
 @pytest.mark.parametrize("variant", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES)])
 def test_steps_with_experts_in_fp8_are_captured(
     make_engine: EngineFactory, model_dir: Callable[[str], Path], variant: str, monkeypatch: pytest.MonkeyPatch

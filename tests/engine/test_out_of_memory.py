@@ -29,6 +29,7 @@ from tests.models.tiny_models import VOCAB_SIZE
 MAX_TOKENS = 15
 SHARED = [(3 * k * k + 7) % (VOCAB_SIZE - 3) + 3 for k in range(21)]
 PROMPTS = [[(7 * n + 5 * k * k) % (VOCAB_SIZE - 3) + 3 for k in range(1 + 6 * n)] for n in range(6)]
+VARIANTS = ["llama", "qwen3_5"]  # one with keys and values alone, one with states
 PROMPTS += [[*SHARED, n + 3, n + 9] for n in range(3)]
 CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
 
@@ -66,8 +67,9 @@ def _run_out(engine: LLMEngine, runs_out: Callable[[int], bool], *, at_logits: b
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    return [generate_with_transformers("llama", prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+def expected() -> dict[str, list[list[int]]]:
+    return {variant: [generate_with_transformers(variant, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+            for variant in VARIANTS}  # fmt: skip
 
 
 def _requests(**params: Any) -> list[Request]:
@@ -75,14 +77,16 @@ def _requests(**params: Any) -> list[Request]:
     return [Request(str(n), prompt, sampling) for n, prompt in enumerate(PROMPTS)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_tokens_equal_transformers_whenever_memory_runs_out(
-    make_engine: EngineFactory, expected: list[list[int]], data: st.DataObject
+    make_engine: EngineFactory, expected: dict[str, list[list[int]]], data: st.DataObject
 ) -> None:
+    variant = data.draw(st.sampled_from(VARIANTS))
     fails = data.draw(st.sets(st.integers(1, 60), max_size=6))
     engine = _run_out(
         make_engine(
+            variant,
             max_num_seqs=data.draw(st.integers(1, 6)),
             max_num_batched_tokens=data.draw(st.sampled_from([7, 16, 64])),
             max_model_len=64,
@@ -94,7 +98,7 @@ def test_tokens_equal_transformers_whenever_memory_runs_out(
         at_logits=data.draw(st.booleans()),
     )
     done = run(engine, _requests())
-    for n, tokens in enumerate(expected):
+    for n, tokens in enumerate(expected[variant]):
         assert list(done[str(n)].token_ids) == tokens
         assert done[str(n)].finish_reason == "length"
 
