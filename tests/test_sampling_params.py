@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from bulkrun.job.jobfile.sampling import Choosing, RepetitionStopSpec, SamplingSpec
+from bulkrun.job.jobfile.repetition_stop import RepetitionStopSpec
+from bulkrun.job.jobfile.sampling import Choosing, SamplingSpec
 from bulkrun.job.jobfile.thinking import ThinkingSpec
 from bulkrun.request import BOUNDS, STRUCTURE_BOUNDS, RepetitionStop, SamplingParams, Thinking
 

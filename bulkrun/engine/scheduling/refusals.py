@@ -29,8 +29,8 @@ def refusal(
     if needs_constraint(request) and not has_constraints:
         return RowError(
             "bad_input",
-            "sampling.structured_outputs and sampling.thinking need a tokenizer; this engine was made without "
-            "token constraints",
+            "sampling.structured_outputs, thinking, bad_words and allowed_token_ids need a tokenizer; this engine was "
+            "made without token constraints",
         )
     return None
 
@@ -51,7 +51,9 @@ def text_refusal(request: Request, *, max_model_len: int, vocab_size: int) -> Ro
 
 def needs_constraint(request: Request) -> bool:
     """Whether anything besides the model decides which tokens may come next."""
-    return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
+    sampling = request.sampling
+    is_bound = sampling.structured_outputs is not None or sampling.thinking is not None
+    return is_bound or bool(sampling.bad_words) or sampling.allowed_token_ids is not None
 
 
 def without_output(request: Request, error: RowError) -> Completion:
@@ -72,6 +74,7 @@ def _unknown_token(request: Request, vocab_size: int) -> RowError | None:
         "output_token_ids": request.output_token_ids,
         "sampling.stop_token_ids": request.sampling.stop_token_ids,
         "sampling.logit_bias": [token_id for token_id, _ in request.sampling.logit_bias],
+        "sampling.allowed_token_ids": request.sampling.allowed_token_ids or (),
     }
     for name, token_ids in given.items():
         if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
