@@ -149,6 +149,8 @@ def _wrong_type(value: Any, wanted: list[str]) -> str:
     fix = ""
     if "text" in wanted and isinstance(value, bool | int | float):
         fix = f'; quote it: "{shown(value)}"'
+    elif wanted == ["a list"] and isinstance(value, str | int | float):
+        fix = f"; write [{shown(value)}]"
     elif isinstance(value, str) and "text" not in wanted and _is_number_or_bool(value):
         fix = f"; remove the quotes: {value}"
     return f"{shown(value)} is not {' or '.join(wanted)}{fix}"
