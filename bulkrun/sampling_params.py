@@ -183,7 +183,10 @@ class SamplingParams:
             if not isinstance(value := getattr(self, name), tuple):
                 is_many = isinstance(value, Iterable) and not isinstance(value, str | bytes)
                 object.__setattr__(self, name, default if value is None else tuple(value) if is_many else (value,))
-        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+        try:
+            object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+        except (TypeError, ValueError):
+            raise ValueError(f"logit_bias: {self.logit_bias!r} is not a mapping of token ids to numbers") from None
         for problem in self.problems():
             raise ValueError(problem)
 
@@ -203,6 +206,8 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             if not isinstance(token_id, (int, Integral)) or not isinstance(bias, (int, float, Real)):
                 wrong.append(f"logit_bias: {token_id!r}: {bias!r} is not a token id and a number")
+        if self.ignore_eos not in (True, False):  # as a text that says no
+            wrong.append(f"ignore_eos: {self.ignore_eos!r} is not true or false")
         return wrong + self._wrong_structures()
 
     def _wrong_entries(self, name: str) -> list[str]:

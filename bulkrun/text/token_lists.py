@@ -18,10 +18,12 @@ from bulkrun.text.tokenizer import Tokenizer
 def word_token_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
     """The tokens of each word at the beginning of a text, behind a space and behind other text.
 
-    Raises ValueError for a word that has none.
+    Raises ValueError for a word that has none, or is no text.
     """
     token_ids: list[list[int]] = []
     for word in words:
+        if not _is_unicode(word):
+            raise ValueError(f"bad_words: {word!r} holds half a surrogate pair, which is not text")
         bare = word.lstrip(" ") or word
         newline, behind, *forms = tokenizer.encode_batch(["\n", f"\n{bare}", bare, f" {bare}"], False)
         if not forms[0]:
@@ -114,6 +116,10 @@ class ListedTokens:
 
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         return "whole" if self._inner is None else self._inner.progress(stop_reason)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def forbid(mask: bytearray | memoryview[int], token_id: int) -> None:

@@ -98,7 +98,7 @@ def test_rows_have_lists_of_their_own_and_a_bad_one_is_its_rows_error(submit: Su
     assert "column 'only' (sampling.allowed_token_ids): allowed_token_ids: an empty list" in messages[3]
     assert "column 'bad' (sampling.bad_words): ['']" in messages[4]
     assert "sampling.allowed_token_ids has token id 4096; the model's ids go from 0 to 4095" in messages[5]
-    assert "column 'only' (sampling.allowed_token_ids):" in messages[6] and "is not a list of token ids" in messages[6]
+    assert "column 'only' (sampling.allowed_token_ids):" in messages[6] and "'x' is not a whole number" in messages[6]
 
 
 def test_lines_of_a_batch_have_lists_of_their_own(submit: Submit, tokenizer: Tokenizer) -> None:

@@ -142,6 +142,8 @@ def test_a_word_without_tokens_is_refused(tmp_path: Path) -> None:
     factory = token_constraint_factory(Tokenizer.from_dir(tmp_path))
     with pytest.raises(ValueError, match=r"bad_words: '\\u200b' has no tokens in this model's tokenizer; leave it out"):
         factory(SamplingParams(bad_words=["the", "\u200b"]))
+    with pytest.raises(ValueError, match=r"bad_words: '\\ud800' holds half a surrogate pair, which is not text"):
+        factory(SamplingParams(bad_words=["\ud800"]))
 
 
 def made(tokenizer: Tokenizer, **sampling: Any) -> Any:

@@ -109,12 +109,12 @@ def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
     """How many alternatives a chat asks for; None: no log-probabilities at all."""
-    wanted, top = body.get("logprobs", False), body.get("top_logprobs", 0)
+    wanted, top = body.get("logprobs", False), _whole("top_logprobs", body.get("top_logprobs", 0))
     if not isinstance(wanted, bool):
         raise BadBody(f"body.logprobs: {shown(wanted)} is not true or false")
     if top and not wanted:
         raise BadBody("body.top_logprobs: needs logprobs: true as well")
-    return _whole("top_logprobs", top) if wanted else None
+    return top if wanted else None
 
 
 def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy)
 
 
-def sampling_value(key: str, value: Any) -> int | float | str | list[str] | list[int]:
+def sampling_value(key: str, value: Any) -> int | float | str | list[str] | list[int | float]:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key in ("stop", "bad_words"):
         return _texts(value)
@@ -96,7 +96,10 @@ def sampling_value(key: str, value: Any) -> int | float | str | list[str] | list
         return _token_ids(value)
     if key == "structured_outputs":
         return value if isinstance(value, str) else _schema_text(value)
-    kind = int if key == "seed" else BOUNDS[key].kind
+    return _number(int if key == "seed" else BOUNDS[key].kind, value)
+
+
+def _number(kind: type[int] | type[float], value: Any) -> int | float:
     if isinstance(value, Decimal):
         value = _plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -148,11 +151,11 @@ def _texts(value: Any) -> str | list[str]:
     return value if listed is None else strings
 
 
-def _token_ids(value: Any) -> list[int]:
+def _token_ids(value: Any) -> list[int | float]:
     listed = _as_list(value) if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(type(token_id) is int for token_id in listed):
+    if not isinstance(listed, list):
         raise ValueError(f"{value!r} is not a list of token ids, as [5, 17]")
-    return listed
+    return [_number(int, token_id) for token_id in listed]
 
 
 def _as_list(text: str) -> list[Any] | None:

@@ -325,6 +325,7 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(logit_bias={"yes": -100}), ["body.logit_bias", "token ids"]),
         (chat(logit_bias={"5": True}), ["body.logit_bias: True is not a number"]),
         (chat(logit_bias=[5]), ["body.logit_bias", "token ids"]),
+        (chat(top_logprobs=""), ["body.top_logprobs: '' is not a whole number"]),
         (chat(bad_words="no"), ["body.bad_words: 'no' is not a list of texts"]),
         (chat(bad_words=["no", ""]), ["body.bad_words", "none of them empty"]),
         (chat(bad_words=[5]), ["body.bad_words", "list of texts"]),
