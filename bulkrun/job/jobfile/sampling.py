@@ -115,8 +115,8 @@ class SamplingSpec(Section):
     )
     bad_words: list[str] = Field(
         [],
-        description="Texts that do not come: the last token of one is forbidden where its others stand before it, as "
-        "the tokenizer writes it, with a space before it and without.",
+        description="Texts that do not come, as the tokenizer writes them with a space before and without: the last "
+        "token of one is forbidden where its others stand before it. Other tokens may spell it (`files` for `file`).",
     )
     allowed_token_ids: list[int] | None = Field(
         None,
