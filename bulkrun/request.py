@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from bulkrun.sampling_params import (
+    ABSENT,
     BOUNDS,
     STRUCTURE_BOUNDS,
     LogprobsOver,
@@ -24,6 +25,7 @@ from bulkrun.sampling_params import (
 )
 
 __all__ = [
+    "ABSENT",
     "BOUNDS",
     "ERROR_CODES",
     "STRUCTURE_BOUNDS",

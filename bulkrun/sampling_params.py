@@ -12,9 +12,26 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+_BEAMS = "there is no beam search; sampling.best_of in a job file keeps the likeliest of several samples"
+_SPECIAL_TOKENS = "texts are made of all tokens but the special ones"
+# Parameters of vLLM's that are nowhere here, each with what is in their place.
+ABSENT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping", "num_beams"), _BEAMS),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "detokenize"), _SPECIAL_TOKENS),
+        "include_stop_str_in_output": "a text ends before its stop string",
+        "logits_processors": "no code runs between tokens; logit_bias, bad_words and allowed_token_ids are here",
+        "truncate_prompt_tokens": "run.on_too_long in a job file says what becomes of prompts that are too long",
+        "thinking_token_budget": "the key thinking has it: {max_tokens: ...}",
+        "repetition_detection": "the key repetition_stop ends such outputs",
+        "suppress_tokens": "the key logit_bias forbids tokens: -100",
+    }
+)
 # Parameters that vLLM has here and an engine has no use for, each with where it belongs.
 _NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
+        **ABSENT,
+        "guided_decoding": "write structured_outputs",
         "n": "give a prompt n times, or set sampling.n in a job file",
         "best_of": "set sampling.best_of in a job file",
         "seed": 'give the sampling as a mapping, {"seed": 7, ...}, or the model its own: LLM(model, seed=7)',

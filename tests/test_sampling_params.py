@@ -13,7 +13,7 @@ import pytest
 from bulkrun.job.jobfile.repetition_stop import RepetitionStopSpec
 from bulkrun.job.jobfile.sampling import Choosing, SamplingSpec
 from bulkrun.job.jobfile.thinking import ThinkingSpec
-from bulkrun.request import BOUNDS, STRUCTURE_BOUNDS, RepetitionStop, SamplingParams, Thinking
+from bulkrun.request import ABSENT, BOUNDS, STRUCTURE_BOUNDS, RepetitionStop, SamplingParams, Thinking
 
 
 def test_every_number_is_in_the_table() -> None:
@@ -67,6 +67,12 @@ def test_a_job_s_keys_have_the_same_limits(name: str) -> None:
 def test_a_value_of_another_type_is_told_in_one_line(params: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
         SamplingParams(**params)
+
+
+@pytest.mark.parametrize("name", [*ABSENT, "guided_decoding", "n", "seed"])
+def test_a_parameter_of_vllm_that_is_not_here_is_told_what_is(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^SamplingParams has no {name}: [a-z]"):
+        SamplingParams(**{name: None})
 
 
 def test_lists_may_be_anything_that_has_entries() -> None:

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from bulkrun.errors import did_you_mean, shortened
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.request import ABSENT
 
 Path = tuple[str | int, ...]
 
@@ -55,6 +56,7 @@ _ELSEWHERE = {
     "max_completion_tokens": "write sampling.max_tokens",
     "do_sample": "write sampling.temperature: 0 for greedy outputs, more for sampled ones",
     "batch_size": "write engine.max_num_seqs: the maximum number of sequences running at once",
+    **ABSENT,
     "bad_words_ids": "write sampling.bad_words, with the words themselves",
     **dict.fromkeys(("runner", "task_type", "convert"), "write task: embed for vectors, task: classify for labels"),
     **dict.fromkeys(("truncate_dim", "output_dimension"), "write embedding.dimensions"),

@@ -389,6 +389,7 @@ def test_a_tab_is_told_as_one(tmp_path: Path) -> None:
         ("sampling.guided_json={}", "write sampling.structured_outputs: {json: ...}"),
         ("engine.tensor_parallel_size=2", "run.workers starts several"),
         ("sampling.bad_words_ids=[[5]]", "write sampling.bad_words"),
+        ("sampling.length_penalty=1.0", "there is no beam search"),
     ],
 )
 def test_a_key_of_another_runner_is_told_what_it_is_here(tmp_path: Path, override: str, fix: str) -> None:
