@@ -22,6 +22,7 @@ from bulkrun.ops.triton import fp8_experts, fp8_linear, partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.gpu_stand_in import GpuStandIn, gpu_stand_in
+from tests.engine.step.test_token_lists import lists_factory
 from tests.engine.step.test_token_masks import _grammar, steps_factory
 from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.fake_quantized import assert_best, with_fake_quantized_projections
@@ -129,6 +130,21 @@ def test_forced_tokens_reach_captured_steps(make_engine: EngineFactory) -> None:
         assert tokens(engine, requests) == expected
     assert engine.stats().num_forced_tokens == 7
     assert gpu.num_replays > 1
+
+
+def test_lists_of_words_and_tokens_hold_in_captured_steps(make_engine: EngineFactory) -> None:
+    only = SamplingParams(max_tokens=5, temperature=0.8, ignore_eos=True, allowed_token_ids=[5, 9], bad_words=["5 9"])
+    words = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, bad_words=["7", "30 31"])
+    requests = [Request("only", [5, 6, 7], only), Request("words", [5], words), Request("free", [5], GREEDY)]
+    expected = tokens(make_engine(constraint_factory=lists_factory), requests)
+    with gpu_stand_in() as gpu:
+        engine = make_engine(
+            device="cuda", constraint_factory=lists_factory, max_num_batched_tokens=8, max_num_seqs=3, max_model_len=32
+        )
+        gpu.waits.clear()
+        assert tokens(engine, requests) == expected
+    assert gpu.num_replays > 1
+    assert not gpu.waits
 
 
 @pytest.mark.slow
