@@ -63,9 +63,14 @@ class StateCache:
                 self._coming[seq.block_hashes[num_blocks - 1]] = seq
 
     def save(self, seq: Sequence, block_size: int) -> int | None:
-        """The row for the state of a sequence that has come as far as it should; None: all are written in this step."""
+        """The row for the state of a sequence that has come as far as it should; None: all are written in this step.
+
+        None too where another one, which did not wait for it, brings the same state in this step.
+        """
         last_hash = seq.block_hashes[seq.saves_state_at.pop(0) // block_size - 1]
         self._coming.pop(last_hash, None)
+        if last_hash in self._saved:
+            return None
         row = self._kept.pop(last_hash, None)
         if row is None:
             row = self._row()

@@ -18,6 +18,7 @@ from bulkrun.request import Request, SamplingParams
 
 BLOCK_SIZE = 8
 SHARED = list(range(100, 100 + 2 * MIN_GAIN))
+NEXT_TOKEN = 7  # of everybody
 
 
 class Rows:
@@ -30,9 +31,11 @@ class Rows:
         for copy in batch.state_loads:
             self.seen[copy.target] = self.seen[copy.source]
         for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
-            known = [*seq.token_ids]
+            known = [*seq.token_ids, *[NEXT_TOKEN] * seq.num_pending]
             assert start == 0 or self.seen[seq.row] == known[:start], "it goes on from another's state"
             self.seen[seq.row] = known[: start + count]
+            if seq.prompt_logprobs is not None and start + count >= seq.num_prompt_tokens:
+                seq.prompt_logprobs += [None] * (seq.num_prompt_tokens - len(seq.prompt_logprobs))
         targets = [copy.target for copy in batch.state_saves]
         assert len({*targets}) == len(targets) and not {*targets} & {seq.row for seq in batch.seqs}
         for copy in batch.state_saves:
@@ -52,9 +55,11 @@ def make_scheduler(
     )
 
 
-def make_sequence(number: int, prompt: list[int], priority: int = 0) -> Sequence:
-    request = Request(str(number), tuple(prompt), SamplingParams(max_tokens=4, ignore_eos=True), priority=priority)
-    return Sequence(request, arrival=number, max_model_len=10_000)
+def make_sequence(number: int, prompt: list[int], priority: int = 0, prompt_logprobs: int | None = None) -> Sequence:
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+    return Sequence(
+        Request(str(number), tuple(prompt), sampling, priority=priority), arrival=number, max_model_len=10_000
+    )
 
 
 def run(scheduler: Scheduler, prompts: SequenceOf[list[int]], rows: Rows | None = None) -> list[Sequence]:
@@ -74,7 +79,7 @@ def step(scheduler: Scheduler, rows: Rows) -> ScheduledBatch:
     rows.run(batch)
     due = batch.sampling_seqs()
     for seq in due:
-        seq.token_ids.append(7)
+        seq.token_ids.append(NEXT_TOKEN)
     scheduler.finish([seq for seq in due if seq.num_tokens == seq.max_num_tokens])
     return batch
 
@@ -100,6 +105,52 @@ def test_whoever_begins_behind_a_prefix_has_its_state(
     scheduler = make_scheduler(num_states=num_states, num_blocks=num_blocks, budget=budget)
     run(scheduler, sorted(asked) if is_sorted else asked)
     assert scheduler.block_manager.num_used_blocks == 0
+
+
+class Ahead:
+    """Steps that are planned before the tokens of the one before are known."""
+
+    def __init__(self, scheduler: Scheduler, rows: Rows) -> None:
+        self.scheduler, self.rows = scheduler, rows
+        self.under_way: list[Sequence] = []
+
+    def step(self) -> None:
+        batch = self.scheduler.schedule()
+        self.rows.run(batch)
+        due, self.under_way = self.under_way, batch.sampling_seqs()
+        for seq in self.under_way:
+            seq.num_pending += 1
+        for seq in due:
+            seq.num_pending -= 1
+            if not seq.has_ended:
+                seq.token_ids.append(NEXT_TOKEN)
+        self.scheduler.finish([seq for seq in due if not seq.has_ended and len(seq.token_ids) == seq.max_num_tokens])
+
+
+arrivals = st.lists(st.tuples(prompts, st.integers(0, 2), st.booleans(), st.integers(0, 3)), min_size=1, max_size=14)
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrivals, st.integers(1, 4), st.integers(27, 200), st.integers(4, 300), st.sets(st.integers(0, 60), max_size=3))
+def test_nothing_is_lost_whoever_comes_and_goes(
+    arrivals: list[tuple[list[int], int, bool, int]], num_states: int, num_blocks: int, budget: int, leaving: set[int]
+) -> None:
+    """Sequences of several priorities, some that may not begin behind a prefix, and some that leave half-way."""
+    scheduler = make_scheduler(num_states=num_states, num_blocks=num_blocks, budget=budget)
+    ahead, states, left = Ahead(scheduler, Rows()), scheduler._states, list(enumerate(arrivals))
+    for number in range(5000):
+        while left and number >= left[0][1][3] * left[0][0]:
+            arrival, (prompt, priority, wants_logprobs, _) = left.pop(0)
+            scheduler.add(make_sequence(arrival, prompt, priority, 1 if wants_logprobs else None))
+        if number in leaving and scheduler.running:
+            scheduler.abort({scheduler.running[0].request.request_id})
+        ahead.step()
+        rows = [*states._unused, *states._kept.values(), *states._saved.values()]
+        assert sorted(rows) == list(range(4, 4 + num_states))
+        if not (left or scheduler.running or scheduler.num_waiting):
+            assert scheduler.block_manager.num_used_blocks == 0
+            return
+    raise AssertionError("starved")
 
 
 def test_siblings_compute_a_shared_prefix_once_and_wait_for_it() -> None:
@@ -159,6 +210,18 @@ def test_the_state_that_was_not_used_for_longest_goes_first() -> None:
     run(scheduler, [[*prefixes[2], member] for member in (1, 2)], rows)
     cached = [run(scheduler, [[*prefixes[number], 4]], rows)[0].num_cached_tokens for number in (0, 2, 1)]
     assert cached == [MIN_GAIN, MIN_GAIN, 0]
+
+
+def test_a_state_that_two_bring_in_one_step_takes_one_row() -> None:
+    states = StateCache(range(5, 7))
+    seqs = [make_sequence(number, [*SHARED, number]) for number in range(3)]
+    for seq in seqs[:2]:
+        states.plan_saves(seq, seqs[2], 0, BLOCK_SIZE)
+    rows = [states.save(seq, BLOCK_SIZE) for seq in seqs[:2]]
+    states.begin_step()
+    other = make_sequence(4, [9] * 2 * MIN_GAIN)
+    states.plan_saves(other, make_sequence(5, [9] * 2 * MIN_GAIN), 0, BLOCK_SIZE)
+    assert [*rows, states.save(other, BLOCK_SIZE)] == [5, None, 6]
 
 
 def test_a_state_that_is_saved_again_takes_its_own_row() -> None:
