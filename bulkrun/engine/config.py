@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -87,7 +88,7 @@ class EngineConfig:
         draft = _draft(model_config, dtype, device, args)
         pool_bytes, explanation = args.kv_cache_memory_bytes, None
         if pool_bytes is None and device.type == "cpu":
-            pool_bytes, explanation = _beside_states(draft, int(CPU_RAM_SHARE * available_ram_bytes()), model_config)
+            pool_bytes, explanation = _beside_states(draft, _usable_bytes(device, 1.0), model_config)
         if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
             memory, share = measure(draft), args.gpu_memory_utilization
@@ -100,7 +101,10 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
     """All sizes but the pool's, which is the smallest there can be."""
     check_batching(args.batching, args.batching_window_s)
     refuse_empty_steps(args)
-    most = most_sequences(model_config, dtype, device, DEFAULT_MAX_NUM_SEQS[device.type])
+    num_kept = num_kept_states(model_config, dtype, args)
+    usable_bytes = partial(_usable_bytes, device, args.gpu_memory_utilization)
+    default = DEFAULT_MAX_NUM_SEQS[device.type]
+    most = most_sequences(model_config, dtype, device, usable_bytes=usable_bytes, num_kept=num_kept, default=default)
     num_seqs, num_tokens = _batch_sizes(device, most, args.max_num_seqs, args.max_num_batched_tokens)
     return EngineConfig(
         max_num_seqs=num_seqs,
@@ -108,7 +112,7 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         max_model_len=model_config.model_len(args.max_model_len),
         block_size=args.block_size or DEFAULT_BLOCK_SIZE,
         num_blocks=MIN_BLOCKS,
-        num_kept_states=num_kept_states(model_config, dtype, args),
+        num_kept_states=num_kept,
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=dtype,
         kv_cache_dtype=_kv_dtype(args.kv_cache_dtype, dtype, device),
@@ -119,6 +123,14 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         enforce_eager=args.enforce_eager,
         is_pool_given=args.kv_cache_memory_bytes is not None,
     )
+
+
+def _usable_bytes(device: torch.device, gpu_share: float) -> int:
+    """What an engine may take beside the weights, which are there: of a CPU's RAM, or up to a share of a GPU."""
+    if device.type == "cpu":
+        return int(CPU_RAM_SHARE * available_ram_bytes())
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return max(0, free_bytes - int((1 - gpu_share) * total_bytes))
 
 
 def refuse_empty_steps(args: EngineArgs) -> None:
@@ -167,7 +179,10 @@ def _with_pool(
     longest = max(num_blocks - 1, 0) * draft.block_size
     if longest < needed:
         where = explanation or f"engine.kv_cache_memory_bytes: {pool_bytes / _MIB:.1f} MiB"
-        raise _too_small(where, longest, needed, block_bytes / draft.block_size)
+        keys = (
+            "engine.max_model_len" if draft.num_kept_states is None else "engine.max_num_seqs or engine.max_model_len"
+        )
+        raise _too_small(where, longest, needed, block_bytes / draft.block_size, keys)
     sized = replace(draft, max_model_len=min(draft.max_model_len, longest))
     useful_blocks = sized.max_num_seqs * sized.max_blocks_per_seq
     return replace(sized, num_blocks=min(num_blocks, 1 + useful_blocks))
@@ -185,8 +200,8 @@ def _beside_states(draft: EngineConfig, share_bytes: int, model_config: ModelCon
     )
 
 
-def _too_small(where: str, longest: int, needed: int, token_bytes: float) -> UsageError:
+def _too_small(where: str, longest: int, needed: int, token_bytes: float, keys: str) -> UsageError:
     return UsageError(
         f"{where} hold {longest} tokens, and one sequence of {needed} needs {needed * token_bytes / _MIB:.1f} MiB; "
-        "lower engine.max_model_len or give more memory"
+        f"lower {keys} or give more memory"
     )

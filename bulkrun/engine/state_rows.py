@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import torch
 
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.settings import EngineArgs
 
 KEPT_STATES = 8  # prefixes within prefixes, and some beside them; one takes as much as a sequence
-MEMORY_SHARE = 0.25  # of what is free beside the weights, for the states of as many sequences as nobody asked for
+# Of what an engine may take beside the weights, for the states of as many sequences as nobody asked for; the rest is
+# for keys and values. On a CPU that is a part of the RAM already, and rows that nobody uses take none.
+MEMORY_SHARE: Mapping[str, float] = MappingProxyType({"cpu": 0.5, "cuda": 0.25})
 
 
 def num_kept_states(model_config: ModelConfig, dtype: torch.dtype, args: EngineArgs) -> int | None:
@@ -23,11 +27,22 @@ def num_kept_states(model_config: ModelConfig, dtype: torch.dtype, args: EngineA
     return KEPT_STATES if args.enable_prefix_caching and args.batching == "continuous" else 0
 
 
-def most_sequences(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, default: int) -> int:
-    """Sequences that may run at once where nobody says how many: fewer than the default where states are large."""
+def most_sequences(
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    usable_bytes: Callable[[], int],
+    num_kept: int | None,
+    default: int,
+) -> int:
+    """Sequences that may run at once where nobody says how many: fewer than the default where states are large.
+
+    `usable_bytes`: what the engine may take beside the weights; asked for only where there are states. `num_kept`:
+    states of prefixes, which take rows too.
+    """
     row_bytes = bytes_per_row(model_config, dtype)
     if not row_bytes:
         return default
-    free_bytes = available_ram_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    num_rows = int(MEMORY_SHARE * free_bytes) // row_bytes
-    return min(default, max(1, num_rows - KEPT_STATES))
+    num_rows = int(MEMORY_SHARE[device.type] * usable_bytes()) // row_bytes
+    return min(default, max(1, num_rows - (num_kept or 0)))

@@ -52,18 +52,28 @@ def test_states_take_a_share_of_the_memory_and_what_is_asked_for_more(
     model = ModelConfig.from_dir(model_dir("qwen3_5"))
     row = bytes_per_row(model, torch.float32)
     assert row == 3 * 4 * (3 * 192 + 4 * 16 * 32)  # layers of float32; a convolution's inputs, heads' matrices
-    free = 4 * row * (KEPT_STATES + 5)
-    for module in ("state_rows", "config"):
-        monkeypatch.setattr(f"bulkrun.engine.{module}.available_ram_bytes", lambda: free)
-    config = _resolve(model, kv_cache_memory_bytes=2**20)
+    free = 8 * row * (KEPT_STATES + 5)
+    monkeypatch.setattr("bulkrun.engine.config.available_ram_bytes", lambda: free)
+    config = _resolve(model)
     assert (config.max_num_seqs, config.num_kept_states, config.num_state_rows) == (5, KEPT_STATES, KEPT_STATES + 5)
+    assert config.max_model_len == 512, "they leave as much for keys and values"
     assert _resolve(model, kv_cache_memory_bytes=2**20, max_num_seqs=9).max_num_seqs == 9
     for settings in ({"enable_prefix_caching": False}, {"batching": "static"}):
         assert _resolve(model, kv_cache_memory_bytes=2**20, **settings).num_kept_states == 0
     with pytest.raises(
-        UsageError, match=r"engine\.max_num_seqs: 17 rows of states take 0\.5 MiB.* 0\.0 MiB are left, which hold 0 tok"
+        UsageError,
+        match=r"max_num_seqs: 27 rows of states take 0\.8 MiB.* 0\.0 MiB are left.*lower engine\.max_num_seqs or",
     ):
-        _resolve(model, max_num_seqs=9)
+        _resolve(model, max_num_seqs=19)
+
+
+def test_of_a_gpu_states_take_a_share_of_what_it_may_give(model_dir, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, device = ModelConfig.from_dir(model_dir("qwen3_5")), torch.device("cuda")
+    total = 1000 * bytes_per_row(model, torch.float32)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(0.7 * total), total))
+    args = EngineArgs(gpu_memory_utilization=0.5, kv_cache_memory_bytes=2**20)
+    config = EngineConfig.resolve(model, torch.float32, device, args)
+    assert config.num_state_rows == 50, "a quarter of the 0.2 that weights leave of 0.5"
 
 
 def test_memory_bounds_the_pool_and_then_the_length(model_config: ModelConfig) -> None:
