@@ -29,8 +29,9 @@ def causal_conv_silu(
     known = x_TC.new_empty(num_tokens + num_seqs * width, x_TC.shape[1], dtype=torch.float32)
     known[first_S[:, None] + tap_W] = before_SWC
     known[row_T] = x_TC[:num_tokens].float()
-    out_TC = torch.zeros_like(x_TC, memory_format=torch.contiguous_format)
+    total_TC = torch.zeros(x_TC.shape, dtype=torch.float32, device=x_TC.device)
     taps = enumerate(weight_WC.float())
-    out_TC[:num_tokens] = F.silu(sum(known[row_T - width + tap] * weight_C for tap, weight_C in taps))
+    total_TC[:num_tokens] = sum(known[row_T - width + tap] * weight_C for tap, weight_C in taps)
     state_RWC[chunks.row_S] = known[(first_S + chunks.count_S)[:, None] + tap_W].to(state_RWC.dtype)
-    return out_TC
+    # of all tokens: torch computes the last numbers that fill no vector in another way (`models.decoder.invariant`)
+    return F.silu(total_TC).to(x_TC.dtype)

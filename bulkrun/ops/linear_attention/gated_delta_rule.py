@@ -42,6 +42,7 @@ def gated_delta_rule(
     q_THD, k_THD = (_unit_heads(part, size, num_heads) for part in qkv_TC[:, : 2 * key_dim].split(key_dim, dim=1))
     v_THV = qkv_TC[:, 2 * key_dim :].unflatten(1, (num_heads, value_size)).float()
     b_TH, a_TH = ba_TG.float().chunk(2, dim=1)
+    beta_TH = b_TH.sigmoid()  # of all tokens: those of a few would have other bits beside others
     decay_TH = (-a_log_H.float().exp() * F.softplus(a_TH + dt_bias_H.float())).exp()
     out_THV = torch.zeros_like(v_THV)
     state_SHDV = states_before(state_RHDV, chunks)
@@ -53,7 +54,7 @@ def gated_delta_rule(
         state = state_SHDV[live] * decay_TH[at, :, None, None]
         key_SHD1, query_SHD1 = k_THD[at].unsqueeze(-1), q_THD[at].unsqueeze(-1)
         error_SHV = v_THV[at] - (state * key_SHD1).sum(2)  # as a product its bits would depend on who is beside
-        state += key_SHD1 * (error_SHV * b_TH[at, :, None].sigmoid()).unsqueeze(2)
+        state += key_SHD1 * (error_SHV * beta_TH[at, :, None]).unsqueeze(2)
         out_THV[at] = (state * query_SHD1).sum(2) * size**-0.5
         state_SHDV[live] = state
     state_RHDV[chunks.row_S] = state_SHDV

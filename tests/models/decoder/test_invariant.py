@@ -57,6 +57,21 @@ def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_delta_nets_that_are_not_compiled_have_the_same_bits_beside_few_and_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_compiler: bool
+) -> None:
+    """Values of 20 dimensions fill no vectors; 24 sequences of two heads, and their channels, fill some."""
+    if not has_compiler:
+        monkeypatch.setattr("bulkrun.ops.dispatch.library", lambda: None)
+    path = save_tiny_model(tmp_path, "qwen3_5", linear_value_head_dim=20, linear_key_head_dim=18)
+    model = load_model(path, dtype=torch.float32, device="cpu", deterministic=True)
+    sequences = [[3 + (7 * n + k) % (VOCAB_SIZE - 3) for n in range(12 + k)] for k in range(24)]
+    together = forced_logits(model, sequences, [9 + k for k in range(24)])
+    for tokens, logits in list(zip(sequences, together, strict=True))[::5]:
+        assert torch.equal(forced_logits(model, [tokens], [9], seed=1)[0], logits)
+
+
 def test_experts_of_which_one_matrix_only_fits_whole_panels(tmp_path: Path) -> None:
     """Twice the experts' width is a multiple of 32, the width is not."""
     sizes = {"hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 16}
