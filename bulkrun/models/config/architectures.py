@@ -22,6 +22,8 @@ _TEXT_PARTS: Mapping[str, _TextPart] = {
     "Qwen3_5ForConditionalGeneration": _TextPart("qwen3_5_text", "Qwen3_5ForCausalLM"),
     "Qwen3_5MoeForConditionalGeneration": _TextPart("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
 }
+# of the whole model where it says so: its text part does not know the end of a turn, nor whether files hold a head
+_OF_WHOLE = ("eos_token_id", "tie_word_embeddings")
 _FAMILY_NAMES = {name.lower(): name for name in FAMILIES}  # the first of them wrote LLaMAForCausalLM
 _OTHER_PARTS = ("vision_config", "audio_config", "text_config")
 
@@ -34,8 +36,7 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in raw.get("architectures") or ():
         part = _TEXT_PARTS.get(name)
         if part is not None and text.get("model_type", part.model_type) == part.model_type:
-            ends = raw.get("eos_token_id")  # the text part's own do not know the end of a turn
-            whole = {} if ends is None else {"eos_token_id": ends}
+            whole = {key: raw[key] for key in _OF_WHOLE if raw.get(key) is not None}
             return {**raw, **text, **whole, "architectures": [part.architecture]}
     return raw
 

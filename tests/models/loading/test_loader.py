@@ -100,17 +100,18 @@ def test_the_text_part_of_mistral_small_and_not_of_its_successor(tmp_path: Path)
         load(tmp_path)
 
 
-@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize(("variant", "is_tied"), [("qwen3_5", False), ("qwen3_5", True), ("qwen3_5_moe", False)])
 @torch.inference_mode()
-def test_the_text_part_of_qwen3_5_without_what_guesses_ahead(variant: str, tmp_path: Path) -> None:
+def test_the_text_part_of_qwen3_5_without_what_guesses_ahead(variant: str, is_tied: bool, tmp_path: Path) -> None:
+    """Whether it has a head is what the whole model says, whose text part says that it has one."""
     name = "Qwen3_5Moe" if variant.endswith("moe") else "Qwen3_5"
     vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48,
               "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
     config_class, model_class = (
         getattr(transformers, f"{name}{what}") for what in ("Config", "ForConditionalGeneration")
     )
-    config = config_class(text_config=make_tiny_model(variant).config.to_dict(), vision_config=vision)
-    model = model_class(config).eval()
+    text = make_tiny_model(variant).config.to_dict()
+    model = model_class(config_class(text_config=text, vision_config=vision, tie_word_embeddings=is_tied)).eval()
     for parameter in model.parameters():
         parameter.normal_(std=0.2)
     model.save_pretrained(tmp_path)
