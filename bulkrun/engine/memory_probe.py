@@ -23,6 +23,7 @@ from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.engine.step.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.errors import UsageError, first_line
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.request import Request, SamplingParams
 
 GRAPH_RECORD_BYTES = 8 * 2**20  # the driver's, of some hundred launches; not measured yet
@@ -50,11 +51,13 @@ def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
 def graph_bytes(model: LanguageModel, config: EngineConfig, step_bytes: int) -> int:
     """What captured steps will keep for themselves: activations and partial results of the largest, a record of each.
 
-    Activations are estimated from the widest step, since capturing twice would double what it takes to start. Partial
-    results are not in it: they are sized for contexts that are all long.
+    Activations are estimated from the widest step, since capturing twice would double what it takes to start: without
+    the states of its sequences, which graphs only read and write. Partial results are not in it: they are sized for
+    contexts that are all long.
     """
     if config.enforce_eager or not model.is_capturable:
         return 0
+    step_bytes = max(0, step_bytes - config.num_state_rows * bytes_per_row(model.config, model.dtype))
     from bulkrun.ops.triton.partial_results import bytes_of_parts  # triton takes time to import, and a CPU needs none
 
     heads, head_dim = model.config.num_heads, model.config.head_dim

@@ -22,6 +22,7 @@ from bulkrun.engine.memory_probe import (
 from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.errors import UsageError
 from bulkrun.models.kv_cache import KVCache
+from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.ops.triton.partial_results import CHUNK
 from tests.engine.conftest import EngineFactory
 from tests.engine.test_out_of_memory import ModelThatRunsOut
@@ -87,6 +88,15 @@ def test_captured_steps_are_reserved_for_unless_there_are_none(make_engine: Engi
     model, config = engine.model_runner.model, engine.config
     assert 512 * 2**20 < graph_bytes(model, config, 2**30) < 2**30 + 100 * GRAPH_RECORD_BYTES
     assert graph_bytes(model, replace(config, enforce_eager=True), 2**30) == 0
+
+
+def test_states_are_not_reserved_for_twice(make_engine: EngineFactory) -> None:
+    """They are in what the widest step took, and no graph has its own."""
+    engine = make_engine("qwen3_5", max_num_seqs=8, max_num_batched_tokens=256)
+    model, config = engine.model_runner.model, engine.config
+    state_bytes = config.num_state_rows * bytes_per_row(model.config, torch.float32)
+    activations = graph_bytes(model, config, state_bytes + 2**20) - graph_bytes(model, config, 0)
+    assert activations == 2**20 * 256 // config.max_num_batched_tokens
 
 
 def test_so_are_partial_results_of_long_contexts(make_engine: EngineFactory) -> None:
