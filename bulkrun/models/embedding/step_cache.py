@@ -35,7 +35,8 @@ class StepCache:
         self._config = config
         self._block_size, self._dtype, self._device = block_size, dtype, device
         self._cache: KVCache | None = None
-        self._num_rows = 0  # that its states are for
+        self._states: list[RecurrentState] = []
+        self._num_rows = 0  # of these
 
     def lay_out(self, texts: PackedTexts) -> Step:
         """Give each text its blocks; what may be read along with them is finite."""
@@ -44,30 +45,35 @@ class StepCache:
         num_blocks = -(-texts.lens_S // self._block_size)
         first_block_S = 1 + num_blocks.cumsum(0) - num_blocks  # behind the null block
         first_slot_S = first_block_S * self._block_size
-        cache = self._cache_for(sum(-(-length // self._block_size) for length in texts.lens), len(texts.lens))
+        cache = self._cache_for(sum(-(-length // self._block_size) for length in texts.lens))
         _clear(
             cache, _tails(first_slot_S + texts.lens_S, first_slot_S + num_blocks * self._block_size, self._block_size)
         )
         slots_T = first_slot_S[text_T] + positions_T
         meta = self._metadata(texts, slots_T, first_block_S, num_blocks)
-        return Step(positions_T, cache.k[0], cache.v[0], cache.states, meta)
+        return Step(positions_T, cache.k[0], cache.v[0], self._states_for(len(texts.lens)), meta)
 
     def free(self) -> None:
         """Give the memory back."""
         self._cache = None
+        self._states, self._num_rows = [], 0
 
-    def _cache_for(self, num_blocks: int, num_texts: int) -> KVCache:
-        """A cache with room for so many blocks besides the null block, and texts; larger steps replace it."""
-        if self._cache is None or self._cache.num_blocks <= num_blocks or self._num_rows < num_texts:
+    def _cache_for(self, num_blocks: int) -> KVCache:
+        """A cache with room for so many blocks besides the null block; a larger step replaces it."""
+        if self._cache is None or self._cache.num_blocks <= num_blocks:
             self._cache = None  # the old one goes before the new one comes
             self._cache = KVCache.allocate(
                 self._config, num_blocks + 1, self._block_size, self._dtype, self._device, num_layers=1
             )
-            self._cache.states = RecurrentState.allocate(
-                self._config, num_texts, self._dtype, self._device, num_layers=1
-            )
-            self._num_rows = num_texts
         return self._cache
+
+    def _states_for(self, num_texts: int) -> list[RecurrentState]:
+        """A row of states for each text; a step of more texts, which may well have fewer tokens, replaces them."""
+        if self._num_rows < num_texts:
+            self._states, self._num_rows = [], 0  # the old ones go first, and are not there if the new ones do not fit
+            self._states = RecurrentState.allocate(self._config, num_texts, self._dtype, self._device, num_layers=1)
+            self._num_rows = num_texts
+        return self._states
 
     def _metadata(
         self, texts: PackedTexts, slots_T: torch.Tensor, first_block_S: torch.Tensor, num_blocks: torch.Tensor

@@ -16,6 +16,7 @@ from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loading.load_options import LoadOptions
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import StackSizes, can_stack
 from bulkrun.settings import EmbeddingArgs, EngineArgs
@@ -98,6 +99,19 @@ def test_steps_of_all_sizes_follow_one_another(variant: str, tmp_path: Path) -> 
     one.free_scratch()
     for length, expected in zip((5, 17, 40), crowd, strict=True):
         torch.testing.assert_close(one(texts(length)), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_a_scratch_cache_grows_with_tokens_and_its_states_with_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither makes the other anew: steps come longest texts first, each of more texts than the one before."""
+    cache, made = encoder(save_tiny_model(tmp_path, "qwen3_5"))._cache, []
+    for owner in (KVCache, RecurrentState):
+        allocate = owner.allocate
+        monkeypatch.setattr(owner, "allocate", lambda *args, of=allocate, **kw: made.append(args[1]) or of(*args, **kw))
+    for lens in ((40,), (13, 14), (7, 7, 8), (1,), (39,), (3, 3, 3)):
+        cache.lay_out(texts(*lens))
+    assert made == [6, 1, 2, 3], "blocks of 8 with the null block, then rows"
 
 
 @torch.inference_mode()
