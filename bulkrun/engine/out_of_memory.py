@@ -20,6 +20,7 @@ from bulkrun.errors import ModelError, UsageError, first_line
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.recurrent_state import bytes_per_row
 
 MAX_IN_A_ROW = 8  # by then the pool is a sixth of what it was: something else takes the memory
 _GIB = 2**30
@@ -44,18 +45,21 @@ def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[Model
         fewer = max(1 + config.max_blocks_per_seq, int(config.num_blocks * POOL_SHRINK))
         num_smaller += 1
         if config.is_pool_given or fewer >= config.num_blocks or num_smaller > MAX_IN_A_ROW:
-            raise _pool_does_not_fit(config.num_blocks * _block_bytes(model.config, config), shortage)
+            raise _pool_does_not_fit(model.config, config, shortage)
         logging.getLogger(__name__).warning(
             "out of memory; going on with %s (%s)", _as_pool(fewer * _block_bytes(model.config, config)), shortage
         )
         config = replace(config, num_blocks=fewer)
 
 
-def _pool_does_not_fit(num_bytes: int, shortage: str) -> UsageError:
-    return UsageError(
-        f"engine.kv_cache_memory_bytes: a KV pool of {num_bytes / _GIB:.2f} GiB does not fit ({shortage}); lower it, "
-        "or engine.gpu_memory_utilization where it is not set"
-    )
+def _pool_does_not_fit(model_config: ModelConfig, config: EngineConfig, shortage: str) -> UsageError:
+    pool = f"a KV pool of {config.num_blocks * _block_bytes(model_config, config) / _GIB:.2f} GiB"
+    fix = "it, or engine.gpu_memory_utilization where it is not set"
+    state_bytes = config.num_state_rows * bytes_per_row(model_config, config.dtype)
+    if state_bytes:
+        pool += f" beside {config.num_state_rows} rows of states of {state_bytes / _GIB:.2f} GiB"
+        fix = f"engine.max_num_seqs, {config.max_num_seqs} now, or {fix}"
+    return UsageError(f"engine.kv_cache_memory_bytes: {pool} does not fit ({shortage}); lower {fix}")
 
 
 def _as_pool(num_bytes: int) -> str:

@@ -171,6 +171,9 @@ def test_a_pool_that_does_not_fit_at_the_start_is_refused_with_its_size(
     monkeypatch.setattr(KVCache, "allocate", full)
     with pytest.raises(UsageError, match=r"kv_cache_memory_bytes: a KV pool of 0\.01 GiB does not fit \(CUDA out"):
         make_engine()
+    sizes = r"0\.01 GiB beside 1008 rows of states of \d\.\d\d GiB"
+    with pytest.raises(UsageError, match=rf"{sizes} does not fit \(CUDA.*lower engine\.max_num_seqs, 1000 now, or it"):
+        make_engine("qwen3_5", max_num_seqs=1000)
 
 
 def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
