@@ -5,6 +5,7 @@ Triton's interpreter runs the kernels where there is no GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -148,6 +149,22 @@ def test_rules_equal_their_reference(
     torch.testing.assert_close(state, expected_state, atol=2e-5, rtol=2e-5)
     untouched = [row for row in range(NUM_ROWS) if row not in {part.row for part in parts if part.count}]
     assert torch.equal(state[untouched], inputs[-1][untouched])
+
+
+@pytest.mark.parametrize("a", [-9.3, -15.5])
+@pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))
+def test_heads_that_forget_little_forget_as_much_as_they_should(op: Callable[..., torch.Tensor], a: float) -> None:
+    """A thousandth of 1 in as many tokens as a book has is nothing that a sum with 1 in float32 knows."""
+    device, part = device_of(op, torch.float32), Part(2, 1, 48)
+    inputs = [one.to(device) for one in rule_inputs(SHAPES[0], [part], torch.float32)]
+    _, ba_TG, a_log_H, dt_bias_H, state = inputs
+    ba_TG[:, :4], ba_TG[:, 4:] = -40.0, a  # b: nothing is corrected
+    a_log_H.fill_(math.log(16.0)), dt_bias_H.zero_()
+    before = state[part.row].clone()
+    op(*inputs, make_meta([part], device))
+    forgotten = 1 - (state[part.row].double() / before.double())
+    expected = 1 - math.exp(-16 * part.count * math.log1p(math.exp(a)))
+    torch.testing.assert_close(forgotten, torch.full_like(forgotten, expected), rtol=3e-3, atol=6e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
