@@ -20,9 +20,9 @@ _TOUCHED_TOGETHER = 64  # blocks: a huge page of each tensor, where a token's ke
 
 @dataclass(slots=True)
 class KVCache:
-    """Keys and values of every layer; block 0 is the null block."""
+    """Keys and values of every layer, one tensor for layers that share them; block 0 is the null block."""
 
-    k: list[torch.Tensor]  # per layer: [N, B, K, D]
+    k: list[torch.Tensor]  # per layer: [N, B, K, D]; K and D may be other ones in another layer
     v: list[torch.Tensor]
     num_touched_blocks: int = 0
 
@@ -39,10 +39,14 @@ class KVCache:
 
         Raises what the allocator raises: torch.OutOfMemoryError on a GPU, OSError on a CPU.
         """
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[torch.Tensor]:
-            return [_zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)]
+            made: list[torch.Tensor] = []
+            for layer, kv in enumerate(config.layers_kv):
+                shape = (num_blocks, block_size, kv.num_heads, kv.head_dim)
+                is_own = kv.source == layer
+                made.append(_zeros(shape, dtype, torch.device(device)) if is_own else made[kv.source])
+            return made
 
         return cls(k=per_layer(), v=per_layer())
 
@@ -87,4 +91,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes one block takes over all layers, keys and values."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return block_size * config.kv_size * dtype.itemsize

@@ -36,7 +36,7 @@ class MemoryNeeds:
         weight_bytes = None if engine.load_format == "dummy" else _weight_bytes(prepared.model_dir)
         if not prepared.spec.generates:
             return cls(weight_bytes, kv_dtype, None, None)
-        token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ITEMSIZE[kv_dtype]
+        token = model.kv_size * _ITEMSIZE[kv_dtype]
         return cls(weight_bytes, kv_dtype, token, token * _mean_row(counters, prepared.spec.sampled.generations))
 
 
