@@ -22,7 +22,8 @@ from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, Target
 
 # older checkpoints stored constants; beside a text model there may be others, and a value head of its training
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.|^v_head\."
+    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector)\.|^v_head\."
+    r"|^(model\.)?image_newline$"
 )
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _QUANTIZED = re.compile(
