@@ -63,7 +63,11 @@ class KVCache:
         if num_blocks <= self.num_touched_blocks or not uses_compiled(self.k[0]):
             return
         end = min(num_blocks + -num_blocks % _TOUCHED_TOGETHER, self.num_blocks)
-        touch_pages((*self.k, *self.v), self.num_touched_blocks, end)
+        by_size: dict[int, dict[int, torch.Tensor]] = {}
+        for cache in (*self.k, *self.v):
+            by_size.setdefault(cache.nbytes, {})[cache.data_ptr()] = cache  # once where layers share it
+        for same in by_size.values():
+            touch_pages([*same.values()], self.num_touched_blocks, end)
         self.num_touched_blocks = end
 
     @property
