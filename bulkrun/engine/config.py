@@ -18,6 +18,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.loading.quantization import refuse_without_fp8
+from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,
@@ -29,6 +30,7 @@ from bulkrun.settings import (
 
 MIN_BLOCKS = 2  # the null block and one to use
 MIN_MODEL_LEN = 2  # a prompt token and an output token
+KEPT_STATES = 8  # prefixes within prefixes, and some beside them; one takes as much as a sequence
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 _MIB = 2**20
 
@@ -42,6 +44,7 @@ class EngineConfig:
     max_model_len: int
     block_size: int
     num_blocks: int
+    num_kept_states: int | None  # of prefixes, of a model that keeps a state of each sequence; None: of another
     enable_prefix_caching: bool
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
@@ -56,6 +59,11 @@ class EngineConfig:
     def max_blocks_per_seq(self) -> int:
         """Blocks of a sequence of `max_model_len` tokens."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def num_state_rows(self) -> int:
+        """Rows of states: one for each sequence, and those that are kept of prefixes."""
+        return self.max_num_seqs + (self.num_kept_states or 0)
 
     def batching_policy(self, clock: Callable[[], float]) -> BatchingPolicy:
         """A policy that has let nobody in yet."""
@@ -79,7 +87,9 @@ class EngineConfig:
         draft = _draft(model_config, dtype, device, args)
         pool_bytes, explanation = args.kv_cache_memory_bytes, None
         if pool_bytes is None and device.type == "cpu":
-            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes())
+            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes()) - draft.num_state_rows * bytes_per_row(
+                model_config, dtype
+            )
         if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
             memory, share = measure(draft), args.gpu_memory_utilization
@@ -99,6 +109,7 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         max_model_len=model_config.model_len(args.max_model_len),
         block_size=args.block_size or DEFAULT_BLOCK_SIZE,
         num_blocks=MIN_BLOCKS,
+        num_kept_states=_num_kept_states(model_config, dtype, args),
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=dtype,
         kv_cache_dtype=_kv_dtype(args.kv_cache_dtype, dtype, device),
@@ -109,6 +120,13 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         enforce_eager=args.enforce_eager,
         is_pool_given=args.kv_cache_memory_bytes is not None,
     )
+
+
+def _num_kept_states(model_config: ModelConfig, dtype: torch.dtype, args: EngineArgs) -> int | None:
+    """None but with continuous batching: the others let nobody in later, so nobody can wait for one."""
+    if not bytes_per_row(model_config, dtype):
+        return None
+    return KEPT_STATES if args.enable_prefix_caching and args.batching == "continuous" else 0
 
 
 def refuse_empty_steps(args: EngineArgs) -> None:

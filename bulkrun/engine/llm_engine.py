@@ -73,6 +73,7 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
             policy=config.batching_policy(clock),
+            num_kept_states=config.num_kept_states,
         )
         self._sequences = SequenceFactory(
             vocab_size=model.config.vocab_size,

@@ -19,6 +19,7 @@ def discard(broken: list[Sequence], scheduler: Scheduler, model_runner: ModelRun
     blocks = {block_id for seq in broken for block_id in seq.block_table}
     manager.forget(list(blocks))
     scheduler.drop(broken)
+    scheduler.forget_states()
     model_runner.clear_blocks([block_id for block_id in blocks if manager.ref_count(block_id) == 0])
 
 

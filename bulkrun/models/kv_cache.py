@@ -1,14 +1,18 @@
-"""The paged KV cache as tensors: two per layer, [N, B, K, D]. Which block belongs to whom is the engine's business."""
+"""The paged KV cache as tensors: two per layer that attends, [N, B, K, D], and the states of those that do not.
+
+Which block and which row belong to whom is the engine's business.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import untouched_zeros
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops.cpu.touch_pages import touch_pages
 from bulkrun.ops.dispatch import uses_compiled
 
@@ -20,11 +24,15 @@ _TOUCHED_TOGETHER = 64  # blocks: a huge page of each tensor, where a token's ke
 
 @dataclass(slots=True)
 class KVCache:
-    """Keys and values of every layer, one tensor for layers that share them; block 0 is the null block."""
+    """Keys and values of every layer that attends, in their order, one tensor for layers that share them.
+
+    Block 0 is the null block.
+    """
 
     k: list[torch.Tensor]  # per layer: [N, B, K, D]; K and D may be other ones in another layer
     v: list[torch.Tensor]
     num_touched_blocks: int = 0
+    states: list[RecurrentState] = field(default_factory=list)  # of every layer that keeps one, in their order
 
     @classmethod
     def allocate(
@@ -34,15 +42,19 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        *,
+        num_layers: int | None = None,
     ) -> KVCache:
-        """Zeroed blocks (a masked-out key must still be a finite number). On a CPU only used ones take memory.
+        """Zeroed blocks (a masked-out key must still be a finite number) of all layers that attend, or of so many.
+
+        On a CPU only used ones take memory.
 
         Raises what the allocator raises: torch.OutOfMemoryError on a GPU, OSError on a CPU.
         """
 
         def per_layer() -> list[torch.Tensor]:
             made: list[torch.Tensor] = []
-            for layer, kv in enumerate(config.layers_kv):
+            for layer, kv in enumerate(config.layers_kv[:num_layers]):
                 shape = (num_blocks, block_size, kv.num_heads, kv.head_dim)
                 is_own = kv.source == layer
                 made.append(_zeros(shape, dtype, torch.device(device)) if is_own else made[kv.source])
@@ -94,5 +106,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one block takes over all layers, keys and values."""
+    """Bytes one block takes over all layers that attend, keys and values."""
     return block_size * config.kv_size * dtype.itemsize

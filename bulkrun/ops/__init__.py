@@ -1,8 +1,8 @@
 """Functions of tensors: each op's contract and pure-torch reference; kernels sit beside them. Knows no model.
 
-Callers import ops from here. References lie in rooms (attention, matmul, experts, sampling) or beside this file.
-Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs (`cpu/<op>.py`) runs is
-chosen here, by device; all have one signature.
+Callers import ops from here. References lie in rooms (attention, linear_attention, matmul, experts, sampling) or beside
+this file. Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs (`cpu/<op>.py`)
+runs is chosen here, by device; all have one signature.
 """
 
 from bulkrun.ops.attention.invariant_attention import invariant_attention as _invariant_attention
@@ -30,6 +30,9 @@ from bulkrun.ops.experts.moe import (
 )
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
+from bulkrun.ops.linear_attention.causal_conv import causal_conv_silu as _causal_conv_silu
+from bulkrun.ops.linear_attention.gated_delta_rule import gated_delta_rule as _gated_delta_rule
+from bulkrun.ops.linear_attention.gated_rms_norm import gated_rms_norm as _gated_rms_norm
 from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as _four_bit_linear
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight
 from bulkrun.ops.matmul.fp8_linear import fp8_linear as _fp8_linear
@@ -55,9 +58,12 @@ add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
+causal_conv_silu = by_device(_causal_conv_silu)
 draw_tokens = by_device(_draw_tokens)
 four_bit_linear = by_device(_four_bit_linear)
 fp8_linear = by_device(_fp8_linear)
+gated_delta_rule = by_device(_gated_delta_rule)
+gated_rms_norm = by_device(_gated_rms_norm)
 gelu_mul = by_device(_gelu_mul)
 greedy_tokens = by_device(_greedy_tokens, has_triton=False)
 int8_linear = by_device(_int8_linear, has_triton=False)
@@ -85,6 +91,7 @@ __all__ = [
     "apply_penalties",
     "apply_token_masks",
     "are_packed",
+    "causal_conv_silu",
     "copy_kv",
     "draw_tokens",
     "expert_by_expert",
@@ -94,6 +101,8 @@ __all__ = [
     "fp8_linear",
     "fused_experts",
     "gated",
+    "gated_delta_rule",
+    "gated_rms_norm",
     "gelu_mul",
     "greedy_tokens",
     "int8_linear",

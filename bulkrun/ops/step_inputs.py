@@ -24,6 +24,7 @@ class StepBuffers:
     context_lens_S: torch.Tensor  # int32
     cu_seqlens_q: torch.Tensor  # int32 [S + 1]
     block_tables_SM: torch.Tensor  # int32
+    rows_S: torch.Tensor  # int64; 0 of a sequence that pads
 
     @classmethod
     def allocate(cls, num_tokens: int, num_seqs: int, num_blocks: int, device: torch.device) -> StepBuffers:
@@ -39,6 +40,7 @@ class StepBuffers:
             context_lens_S=empty(num_seqs),
             cu_seqlens_q=empty(num_seqs + 1),
             block_tables_SM=empty(num_seqs, num_blocks),
+            rows_S=empty(num_seqs, dtype=torch.int64),
         )
 
     def has_sizes(self, num_tokens: int, num_seqs: int, num_blocks: int) -> bool:
@@ -59,6 +61,7 @@ class StepBuffers:
             self.context_lens_S[:num_seqs],
             self.cu_seqlens_q[: num_seqs + 1],
             self.block_tables_SM[:num_seqs],
+            self.rows_S[:num_seqs],
         )
 
 
@@ -78,6 +81,7 @@ def step_inputs(
     context are written (`out` must be so wide); what stands behind them means nothing.
     """
     row_S, start_S, count_S = sequences_3S.unbind(0)
+    out.rows_S.copy_(row_S)
     end_S = count_S.cumsum(0)
     num_tokens = int(end_S[-1])
     out.cu_seqlens_q[0] = 0

@@ -19,6 +19,9 @@ VARIANTS = [
     "granite",
     "qwen3_moe",
     "qwen3_moe_whole_panels",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
     "mixtral",
     "gpt_oss",
     "gpt_oss_whole_panels",
@@ -29,6 +32,7 @@ VARIANTS = [
     "mimo_v2_flash",
 ]
 MAX_TOKENS = 14
+WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # which are kept of longer prefixes alone
 SHARED = [3 + 11 * n % (VOCAB_SIZE - 3) for n in range(17)]
 PROMPTS = [[*SHARED, *(3 + (7 * n + 5 * k) % (VOCAB_SIZE - 3) for n in range(2 + 5 * k))] for k in range(5)]
 SETTINGS = {
@@ -73,7 +77,26 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
         completions = run(engine, _requests())
         assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected[variant]
     assert (engine.stats().num_preemptions > 0) == (way == "preempted")
-    assert (engine.stats().num_cached_tokens > 0) == (way in ("prefix cached", "preempted"))
+    uses_cache = way in ("prefix cached", "preempted") and variant not in WITH_STATES
+    assert (engine.stats().num_cached_tokens > 0) == uses_cache
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 33, "max_num_seqs": 20}], ids=str
+)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sequences_that_begin_with_a_kept_state_are_the_same(
+    make_engine: EngineFactory, ahead: bool, settings: dict[str, int]
+) -> None:
+    long = [3 + 13 * n % (VOCAB_SIZE - 3) for n in range(70)]
+    prompts = [[*long, *[20 + group] * 50, *range(5, 7 + 3 * k)] for group in range(3) for k in range(3)]
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    requests = [Request(f"r{i}", prompt, params) for i, prompt in enumerate([*prompts, prompts[-1]])]
+    alone = run(make_engine("qwen3_5", enable_prefix_caching=False), requests)
+    engine = make_engine("qwen3_5", async_scheduling=ahead, **settings)
+    shared = run(engine, requests)
+    assert {name: one.token_ids for name, one in shared.items()} == {name: one.token_ids for name, one in alone.items()}
+    assert engine.stats().num_cached_tokens > 600
 
 
 def test_dummy_weights_run_from_config_json_alone(make_engine: EngineFactory, model_dir, tmp_path) -> None:

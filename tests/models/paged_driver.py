@@ -11,13 +11,21 @@ import torch
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops import AttentionMetadata
 
 
 def make_metadata(
-    chunks: list[tuple[int, int]], block_tables: list[list[int]], block_size: int, num_decode_seqs: int
+    chunks: list[tuple[int, int]],
+    block_tables: list[list[int]],
+    block_size: int,
+    num_decode_seqs: int,
+    rows: list[int] | None = None,
 ) -> AttentionMetadata:
-    """Metadata of a step, built token by token: chunk (start, end) of each sequence, decode sequences first."""
+    """Metadata of a step, built token by token: chunk (start, end) of each sequence, decode sequences first.
+
+    rows: where the sequences keep states; None: in their order.
+    """
     slots = [table[p // block_size] * block_size + p % block_size
              for (start, end), table in zip(chunks, block_tables, strict=True) for p in range(start, end)]  # fmt: skip
     width = max(map(len, block_tables))
@@ -30,7 +38,16 @@ def make_metadata(
         num_decode_seqs=num_decode_seqs,
         max_query_len=max(lens),
         max_context_len=max(end for _, end in chunks),
+        rows_S=torch.tensor([*range(len(chunks))] if rows is None else rows),
     )
+
+
+def allocate_states(model: Decoder, cache: KVCache, num_rows: int) -> None:
+    """Room for the states of so many sequences, full of what is no number."""
+    cache.states = RecurrentState.allocate(model.config, num_rows, model.dtype, model.device)
+    for state in cache.states:
+        state.conv_RWC.fill_(float("nan"))
+        state.delta_RHDV.fill_(float("nan"))
 
 
 def assert_same_tokens(ours: torch.Tensor, theirs: torch.Tensor, rounding: float = 1e-5) -> None:
@@ -61,6 +78,7 @@ def forced_logits(
     tables = [[blocks.pop() for _ in range(len(s) // block_size + 1)] for s in sequences]
     num_blocks = 1 + sum(map(len, tables))
     cache = KVCache.allocate(model.config, num_blocks, block_size, kv_dtype or model.dtype, model.device)
+    allocate_states(model, cache, len(sequences))
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     while any(d < len(s) for d, s in zip(done, sequences, strict=True)):
@@ -72,7 +90,9 @@ def forced_logits(
         order = decode + prefill
         if not order:
             continue
-        meta = make_metadata([(done[i], ends[i]) for i in order], [tables[i] for i in order], block_size, len(decode))
+        meta = make_metadata(
+            [(done[i], ends[i]) for i in order], [tables[i] for i in order], block_size, len(decode), order
+        )
         ids = torch.tensor([t for i in order for t in sequences[i][done[i] : ends[i]]])
         positions = torch.tensor([p for i in order for p in range(done[i], ends[i])])
         out = model.compute_logits(model(ids, positions, cache, meta))

@@ -16,6 +16,13 @@ class KVCopy(NamedTuple):
     num_tokens: int
 
 
+class StateCopy(NamedTuple):
+    """The recurrent states of one row go to another one, in every layer that has some."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class ScheduledBatch:
     """One step. Sequences that decode come first; the lists are parallel, one entry per sequence."""
@@ -28,6 +35,8 @@ class ScheduledBatch:
     block_table_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, index, block id
     token_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, position, token id
     kv_copies: list[KVCopy] = field(default_factory=list)
+    state_loads: list[StateCopy] = field(default_factory=list)  # before the step
+    state_saves: list[StateCopy] = field(default_factory=list)  # after it
 
     @property
     def num_tokens(self) -> int:

@@ -20,8 +20,9 @@ from bulkrun.engine.scheduling.batching import BatchingPolicy
 from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.pool_room import PoolRoom
 from bulkrun.engine.scheduling.prefix_cache import CachedPrefix, PrefixCache
-from bulkrun.engine.scheduling.scheduled_batch import KVCopy, ScheduledBatch
+from bulkrun.engine.scheduling.scheduled_batch import KVCopy, ScheduledBatch, StateCopy
 from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.scheduling.state_cache import StateCache
 from bulkrun.engine.scheduling.waiting import WaitingQueue
 
 
@@ -36,7 +37,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         enable_prefix_caching: bool,
         policy: BatchingPolicy,
+        num_kept_states: int | None = None,
     ) -> None:
+        """`num_kept_states`: those of prefixes, where sequences of the model have states; None: they have none."""
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence must get a token in every step"
         self.block_manager = block_manager
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -45,8 +48,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.policy = policy
         self._enable_prefix_caching = enable_prefix_caching
-        self._prefix_cache = PrefixCache(block_manager, is_enabled=enable_prefix_caching)
-        self._num_rows = max_num_seqs
+        self._num_rows, self._num_kept_states = max_num_seqs, num_kept_states
+        self._states, self._prefix_cache = self._empty_caches()
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
         self._room = PoolRoom(block_manager, self._lengths)
@@ -64,6 +67,8 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """The next step's work; the sequences count as computed that far from here on. Empty when idle."""
         batch = ScheduledBatch()
+        if self._states is not None:
+            self._states.begin_step()
         self._make_room_for_growth()
         num_seats = self.policy.num_seats(len(self.running), self.waiting)
         if num_seats:
@@ -101,7 +106,7 @@ class Scheduler:
     def restart(self, block_manager: BlockManager, max_num_batched_tokens: int) -> None:
         """Preempt everyone, even where scheduling was broken off half-way, and go on with another, empty pool."""
         self.block_manager = block_manager
-        self._prefix_cache = PrefixCache(block_manager, is_enabled=self._enable_prefix_caching)
+        self._states, self._prefix_cache = self._empty_caches()
         self._room = PoolRoom(block_manager, self._lengths)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting.remove(self.running)
@@ -112,6 +117,17 @@ class Scheduler:
         self.running = []
         self._free_rows = list(range(self._num_rows - 1, -1, -1))
         self._refused = None
+
+    def forget_states(self) -> None:
+        """Let nobody begin with a state that is kept: one of them may not be numbers."""
+        self._states, self._prefix_cache = self._empty_caches()
+
+    def _empty_caches(self) -> tuple[StateCache | None, PrefixCache]:
+        """Of the block manager that is there, whose own cache stays."""
+        states = None
+        if self._num_kept_states is not None:
+            states = StateCache(range(self._num_rows, self._num_rows + self._num_kept_states))
+        return states, PrefixCache(self.block_manager, is_enabled=self._enable_prefix_caching, states=states)
 
     def _make_room_for_growth(self) -> None:
         """Preempt until every running sequence that enters a new block can have one."""
@@ -185,7 +201,7 @@ class Scheduler:
         batch.num_decode_seqs = len(batch.seqs)
         budget = self.max_num_batched_tokens - len(self.running)  # beyond one token for each
         for seq in behind:
-            count = min(seq.num_tokens - seq.num_computed_tokens, 1 + budget)
+            count = min(seq.num_uncomputed_tokens, 1 + budget)
             budget -= count - 1
             self._append(batch, seq, count)
 
@@ -197,6 +213,8 @@ class Scheduler:
             seq = self.waiting.head
             if seq is self._refused or seq.num_pending:  # pending: preempted while its next token is computed
                 break
+            if self._prefix_cache.is_worth_a_wait(seq):
+                break
             cached = self._prefix_cache.find(seq)
             if growths is None:
                 growths = self._room.growths(self.running)
@@ -205,7 +223,10 @@ class Scheduler:
                 break
             self._start(batch, seq, cached)
             growths.add(self._room.growth(seq))
-            count = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            if self._states is not None:
+                next_seq = self.waiting.head if self.waiting else None
+                self._states.plan_saves(seq, next_seq, cached.num_known, self.block_manager.block_size)
+            count = min(seq.num_uncomputed_tokens, budget)
             budget -= count
             self._append(batch, seq, count)
         self.policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
@@ -224,6 +245,9 @@ class Scheduler:
         seq.num_shared_tokens = seq.num_computed_tokens = len(cached.blocks) * manager.block_size
         if cached.tail_block is not None:
             self._have_tail(batch, seq, cached.tail_block)
+        if self._states is not None and cached.state_row is not None:
+            self._states.use(cached.state_row)
+            batch.state_loads.append(StateCopy(cached.state_row, seq.row))
         missing = manager.num_blocks_of(seq.num_tokens) - len(seq.block_table)
         self._add_blocks(batch, seq, manager.allocate(missing))
         if seq.num_preemptions == 0:
@@ -257,6 +281,9 @@ class Scheduler:
         batch.append(seq, count)
         seq.num_computed_tokens += count
         self._prefix_cache.offer(seq)
+        if self._states is not None and seq.num_computed_tokens in seq.saves_state_at:
+            row = self._states.save(seq, self.block_manager.block_size)
+            batch.state_saves += [] if row is None else [StateCopy(seq.row, row)]
 
 
 def _cost_of_preemption(seq: Sequence) -> tuple[int, int, int]:

@@ -58,6 +58,7 @@ class Sequence:
         "repetition",
         "request",
         "row",
+        "saves_state_at",
         "shares_prefix",
         "stop_matcher",
         "stop_token_ids",
@@ -110,6 +111,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_pending = 0
         self.num_unsent_tokens = 0
+        self.saves_state_at: list[int] = []  # tokens after which its state is kept for others, still to come
         self.shares_prefix = True  # may read what others computed, and others may read what it computes
         self.has_ended = False  # what steps under way still bring for it is dropped
 
@@ -122,6 +124,12 @@ class Sequence:
     def num_tokens(self) -> int:
         """Prompt and output tokens so far, pending ones included."""
         return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute, up to where its state is to be kept next."""
+        end = self.saves_state_at[0] if self.saves_state_at else self.num_tokens
+        return end - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -159,6 +167,7 @@ class Sequence:
         self.block_table = []
         self.num_computed_tokens = self.num_registered_blocks = 0
         self.num_unsent_tokens = 0
+        self.saves_state_at = []
         self.has_offered_tail = False
 
     def hash_full_blocks(self, count: int, block_size: int) -> list[bytes]:

@@ -100,6 +100,7 @@ def step_metadata(
         max_decode_keys=shape.max_decode_keys,
         kv_copies=kv_copies,
         shared_prefixes=shared_prefixes,
+        rows_S=buffers.rows_S,
         is_padded=is_padded,
     )
 

@@ -52,7 +52,8 @@ class ModelCost:
     num_parameters: int  # of a token's path, the embedding included
     attention_width: int  # query heads times their dimension
     kv_bytes: int  # per token and layer
-    windows: tuple[int | None, ...]  # per layer
+    windows: tuple[int | None, ...]  # per layer that attends
+    state_bytes: int = 0  # read and written for every output token, over all layers that keep a state
 
     @classmethod
     def of(cls, config: ModelConfig, kv_itemsize: int) -> ModelCost:
@@ -66,7 +67,10 @@ class ModelCost:
             num_parameters=body + lm_head * (1 if config.tie_word_embeddings else 2),
             attention_width=config.num_heads * config.head_dim,
             kv_bytes=2 * config.num_kv_heads * config.head_dim * kv_itemsize,
-            windows=config.sliding_windows,
+            windows=tuple(
+                window for layer, window in enumerate(config.sliding_windows) if not _has_state(config, layer)
+            ),
+            state_bytes=0 if config.delta_net is None else 2 * config.delta_net.bytes_per_sequence(kv_itemsize),
         )
 
 
@@ -98,6 +102,7 @@ def ceilings(cost: ModelCost, work: Iterable[Work], rates: DeviceRates) -> Ceili
         total = num_input + num_output
         num_tokens += total
         flops += FLOPS_PER_WEIGHT * (cost.num_body_weights * total + cost.num_lm_head_weights * num_output)
+        kv_bytes += cost.state_bytes * num_output
         for window in cost.windows:
             flops += FLOPS_PER_PAIR * cost.attention_width * attended(total, window)
             kv_bytes += cost.kv_bytes * (attended(total, window) - attended(num_input, window))
@@ -114,10 +119,21 @@ def attended(num_tokens: int, window: int | None) -> int:
     return inside * (inside + 1) // 2 + (num_tokens - inside) * inside
 
 
+def _has_state(config: DecoderConfig, layer: int) -> bool:
+    return config.delta_net is not None and config.delta_net.layers[layer]
+
+
 def _layer_weights(config: DecoderConfig, layer: int) -> int:
-    """Weights that one token is multiplied with; of a mixture of experts those it is sent to, and the router."""
-    hidden, moe = config.hidden_size, config.moe
-    attention = hidden * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    """Weights that one token is multiplied with; of a mixture of experts those it is sent to, and the router.
+
+    What the gated delta rule does with its state is left out: a hundredth of it.
+    """
+    hidden, moe, net = config.hidden_size, config.moe, config.delta_net
+    num_q = config.num_heads * (3 if config.gates_attention else 2)  # queries and outputs, and the gates
+    attention = hidden * config.head_dim * (num_q + 2 * config.num_kv_heads)
+    if net is not None and net.layers[layer]:
+        attention = hidden * (net.conv_dim + 2 * net.value_dim + 2 * net.num_value_heads)
     if moe is None or not moe.sparse_layers[layer]:
         return attention + 3 * hidden * config.intermediate_size
-    return attention + 3 * hidden * moe.intermediate_size * moe.num_experts_per_tok + hidden * moe.num_experts
+    shared = 0 if moe.shared_size is None else 3 * hidden * moe.shared_size
+    return attention + shared + hidden * (3 * moe.intermediate_size * moe.num_experts_per_tok + moe.num_experts)

@@ -9,7 +9,8 @@ from typing import Any
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 128}
 _GPT_OSS = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "rms_norm_eps": 1e-5, "head_dim": 64}
-SHAPE_NAMES = ("llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "gpt-oss-20b", "llama-20m")
+_QWEN3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6}
+SHAPE_NAMES = ("llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "qwen3.5-9b", "gpt-oss-20b", "llama-20m")
 _MIN_POSITIONS = 8192
 
 
@@ -36,6 +37,8 @@ def _sizes(name: str) -> dict[str, Any]:
     if name == "qwen3-0.6b":
         sizes = _shape(1024, 3072, 28, 16, 8, 151936)
         return _QWEN3 | sizes | {"rope_theta": 1000000.0, "tie_word_embeddings": True}
+    if name == "qwen3.5-9b":
+        return _QWEN3_5 | _shape(4096, 12288, 32, 16, 4, 248320) | {"tie_word_embeddings": False}
     if name == "gpt-oss-20b":
         experts = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
         return _GPT_OSS | _shape(2880, 2880, 24, 64, 8, 201088) | experts | {"tie_word_embeddings": False}

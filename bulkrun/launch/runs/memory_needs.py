@@ -8,6 +8,7 @@ from pathlib import Path
 from bulkrun.errors import ModelError
 from bulkrun.job.plan.report import PlanCounters
 from bulkrun.launch.preparation.prepare import PreparedJob
+from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.weight_files import weight_files
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
@@ -18,8 +19,8 @@ class MemoryNeeds:
     """Bytes. A row is one generation, of the mean length, with an output as long as it may get.
 
     `weight_bytes`: the files; None where weights are made at random, or are elsewhere: a plan needs none.
-    `kv_bytes_per_token`: keys and values over all layers, and `kv_bytes_per_row`; None for jobs that generate nothing,
-    whose rows keep none.
+    `kv_bytes_per_token`: keys and values over all layers, and `kv_bytes_per_row`, with the states of a model that keeps
+    some; None for jobs that generate nothing, whose rows keep none.
     """
 
     weight_bytes: int | None
@@ -37,7 +38,11 @@ class MemoryNeeds:
         if not prepared.spec.generates:
             return cls(weight_bytes, kv_dtype, None, None)
         token = model.kv_size * _ITEMSIZE[kv_dtype]
-        return cls(weight_bytes, kv_dtype, token, token * _mean_row(counters, prepared.spec.sampled.generations))
+        net = model.delta_net if isinstance(model, DecoderConfig) else None
+        state = 0 if net is None else net.bytes_per_sequence(_ITEMSIZE[dtype])
+        return cls(
+            weight_bytes, kv_dtype, token, state + token * _mean_row(counters, prepared.spec.sampled.generations)
+        )
 
 
 def _weight_bytes(folder: Path) -> int | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.families import FAMILIES, Family
+from bulkrun.models.config.families import FAMILIES
+from bulkrun.models.config.family import Family
 
 # architectures that hold a decoder beside towers for images and sound, which are left alone: by the model type of that
 # decoder (any other may be another model), its architecture. The first one is meant where the file does not say.
@@ -33,6 +34,8 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM"},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
     "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
 }
 _ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}  # keys that the decoder knows and the file lacks
 _FAMILY_NAMES = {name.lower(): name for name in FAMILIES}  # the first of them wrote LLaMAForCausalLM

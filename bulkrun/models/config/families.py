@@ -7,49 +7,10 @@ meaning for it, whatever the file says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from bulkrun.errors import ModelError
+from bulkrun.models.config.family import Family
 
-NormPlacement = Literal["pre", "post", "sandwich"]
-QKNorm = Literal["none", "head", "projection"]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What an architecture fixes, and what its config.json may say."""
-
-    model_type: str  # transformers' name for its configuration
-    models: str  # which published models are of it
-    notes: str
-    keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
-    qkv_bias: bool = False  # always has biases on q, k and v, never on o
-    qk_norm: QKNorm = "none"  # "head": each head by itself; "projection": all heads of q, all of k, as one vector
-    norms: NormPlacement = "pre"  # before attention and MLP, after them, or both
-    norm_offset: float = 0.0  # added to a norm's stored weight
-    norm_rounds_once: bool = False  # norms multiply by their weight in float32
-    scales_embeddings: bool = False  # by the square root of hidden_size
-    has_sinks: bool = False  # attention's softmax has a learned score beside those of the keys
-    has_expert_biases: bool = False  # of a mixture's router and experts
-    rope: Mapping[str, Any] = field(default_factory=dict)  # where the file says nothing of its scaling
-
-
-_COMMON_KEYS: Mapping[str, Any] = {
-    "head_dim": None,  # hidden_size / num_attention_heads
-    "num_key_value_heads": None,  # num_attention_heads
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
-_MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says more
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_FACTORS = (
-    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "embedding_multiplier",
-    "residual_multiplier", "attention_multiplier", "logits_scaling",
-)  # fmt: skip
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
 _MISTRAL = _WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -64,6 +25,26 @@ _GEMMA: Mapping[str, Any] = {
     "attention_bias": False,
     "use_bidirectional_attention": False,
     **_WINDOW,
+}
+# three layers of linear attention to one of attention, where positions turn a quarter of a head
+_DELTA_NET: Mapping[str, Any] = {
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_DELTA_NET_MOE: Mapping[str, Any] = _DELTA_NET | {
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "intermediate_size": 512,  # of dense layers, if there are any
 }
 
 FAMILIES: Mapping[str, Family] = {
@@ -116,6 +97,43 @@ FAMILIES: Mapping[str, Family] = {
             "mlp_only_layers": None,
         },
         qk_norm="head",
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5_text",
+        "Qwen3.5 (dense; the text part)",
+        "gated delta nets, gated attention in every fourth layer",
+        _DELTA_NET | {"num_key_value_heads": 4},
+        qk_norm="head",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        gates_attention=True,
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5_moe_text",
+        "Qwen3.5 (mixture of experts; the text part)",
+        "as Qwen3.5, a shared expert beside those of each token",
+        _DELTA_NET_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
+        qk_norm="head",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        gates_attention=True,
+    ),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next",
+        "Qwen3-Next, Qwen3-Coder-Next",
+        "as Qwen3.5, a shared expert beside those of each token",
+        _DELTA_NET_MOE
+        | {
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        qk_norm="head",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        gates_attention=True,
     ),
     "GemmaForCausalLM": Family(
         "gemma",
@@ -267,31 +285,3 @@ FAMILIES: Mapping[str, Family] = {
         | _BIASES,
     ),
 }
-
-
-def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The keys the family reads, from the file or by default.
-
-    Raises KeyError for a size that is missing and has no default, ModelError for one that is not a number.
-    """
-    keys = {name: raw.get(name, default) for name, default in (_COMMON_KEYS | family.keys).items()}
-    if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes
-        keys["num_experts"] = raw["num_local_experts"]
-    for size in _SIZES:
-        keys[size] = raw[size] if size in raw else family.keys[size]
-    for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
-        check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
-    if keys["num_hidden_layers"] > _MAX_LAYERS:
-        raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
-    for name in ("num_key_value_heads", "head_dim", *_FACTORS):
-        if keys.get(name) is not None:
-            check_number(name, keys[name], float if name in _FACTORS else int)
-    return keys
-
-
-def check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:
-    """Raise ModelError unless the value of a key is a number of the kind above 0."""
-    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if not (is_number and value > 0):
-        wanted = "whole number" if kind is int else "number"
-        raise ModelError(f"key {name!r} is {value!r}, not a {wanted} above 0; download the model again")

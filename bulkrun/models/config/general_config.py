@@ -94,7 +94,10 @@ TRIED: Mapping[str, str] = {
 # kind of model -> (architectures, why it cannot run)
 UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
-    "state space, recurrent, hybrid": ("Mamba, RWKV, Jamba, Qwen3-Next, Falcon-H1 ...", "a state that is no KV cache"),
+    "state space, recurrent, hybrid": (
+        "Mamba, RWKV, Jamba, Falcon-H1, LFM2 ...",
+        "a state of another kind than Qwen3.5's",
+    ),
     "sparse attention": (
         "DeepSeek V3.2 and V4, GLM-5, MiniMax M3 ...",
         "attention to tokens that are picked for each one",
@@ -131,7 +134,7 @@ _ENCODERS = (
 
 # by the beginnings of their names; hybrids of which some have attention alone are told by their keys
 _RECURRENT = (
-    "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "Qwen3Next", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
+    "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
 )  # fmt: skip
 
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.families import check_number
+from bulkrun.models.config.family import check_number
 
 
 def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Each layer's window; None: full attention."""
+    if "full_attention_interval" in keys:
+        return (None,) * keys["num_hidden_layers"]
     window = keys.get("sliding_window")
     if not keys.get("use_sliding_window", True):
         window = None
@@ -61,7 +63,23 @@ def _is_sliding(layer_type: str) -> bool:
 def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
     """Which layers turn their queries and keys."""
     num_layers = keys["num_hidden_layers"]
+    if "full_attention_interval" in keys:
+        return tuple(not is_linear for is_linear in linear_layers(keys))
     if keys.get("no_rope_layers") is not None:  # despite its name, 1 is for layers with RoPE
         return tuple(bool(has_rope) for has_rope in _of_layers(keys, "no_rope_layers"))
     interval = keys.get("no_rope_layer_interval", num_layers + 1)
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+
+
+def linear_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which layers have linear attention, which keeps a state. Raises ModelError unless some have and some have not."""
+    layers, interval = range(keys["num_hidden_layers"]), keys["full_attention_interval"]
+    check_number("full_attention_interval", interval, int)
+    kinds = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in layers]
+    if keys.get("layer_types") is not None:
+        kinds = _of_layers(keys, "layer_types")
+    if others := {*kinds} - {"linear_attention", "full_attention"}:
+        raise ModelError(f"layer type {min(others)!r} is not supported; linear_attention and full_attention are")
+    if "full_attention" not in kinds:
+        raise ModelError(f"none of {len(kinds)} layers has full_attention, and at least one must have it")
+    return tuple(kind == "linear_attention" for kind in kinds)

@@ -16,13 +16,9 @@ from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.architectures import find_family, text_part
 from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
-from bulkrun.models.config.families import (
-    Family,
-    NormPlacement,
-    QKNorm,
-    check_number,
-    read_keys,
-)
+from bulkrun.models.config.delta_net import DeltaNetConfig, delta_net_of
+from bulkrun.models.config.experts import MoEConfig, moe_of
+from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
@@ -52,7 +48,7 @@ class ModelConfig:
     @property
     def layers_kv(self) -> tuple[LayerKV, ...]:
         """What each layer of attention keeps of a token."""
-        alike = (LayerKV(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_layers))
+        alike = (LayerKV(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_kv_layers))
         return self.unlike_layers or tuple(alike)
 
     @property
@@ -64,6 +60,11 @@ class ModelConfig:
     def reachable_positions(self) -> int:
         """The longest sequences that a user may ask for; `max_position_embeddings` is the default."""
         return self.max_position_embeddings
+
+    @property
+    def num_kv_layers(self) -> int:
+        """The layers whose keys and values are kept."""
+        return self.num_layers
 
     def model_len(self, asked: int | None) -> int:
         """The longest sequences where `engine.max_model_len` is `asked`. Raises UsageError where that is too much."""
@@ -91,19 +92,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoEConfig:
-    """The mixture of experts of a model's sparse layers."""
-
-    num_experts: int
-    num_experts_per_tok: int
-    intermediate_size: int
-    renormalize: bool  # the weights of a token's experts sum to 1
-    sparse_layers: tuple[bool, ...]  # per layer; the others have a dense MLP
-    has_biases: bool = False  # the router and the experts
-    swiglu: tuple[float, float] | None = None  # alpha and limit (`ops.ClampedSwiglu`); None: SiLU
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """One model of the decoder's families: everything in which they differ."""
 
@@ -127,6 +115,8 @@ class DecoderConfig(ModelConfig):
     sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
+    delta_net: DeltaNetConfig | None = None  # of layers that have it in the place of attention
+    gates_attention: bool = False  # its outputs are multiplied by the sigmoid of what queries come with
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
     is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
 
@@ -135,6 +125,11 @@ class DecoderConfig(ModelConfig):
         """Files with a linear factor give either the context after stretching or the one before: nobody can tell."""
         stretched = [rope.stretched_positions for rope in self.ropes if rope is not None]
         return max([self.max_position_embeddings, *stretched])
+
+    @property
+    def num_kv_layers(self) -> int:
+        """All but those that keep a state."""
+        return self.num_layers - (0 if self.delta_net is None else sum(self.delta_net.layers))
 
     @classmethod
     def of_family(
@@ -149,6 +144,7 @@ class DecoderConfig(ModelConfig):
         num_heads, num_kv_heads, head_dim = _heads(keys)
         windows = sliding_windows(keys) if is_causal else windows_both_ways(keys)
         rope = rope_keys(raw, family.rope)
+        delta_net = delta_net_of(keys)
         ropes = _ropes(raw, rope, keys, windows)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
@@ -180,7 +176,9 @@ class DecoderConfig(ModelConfig):
             logits_divisor=keys.get("logits_scaling", 1.0),
             sliding_windows=windows,
             ropes=ropes,
-            moe=_moe(keys, family),
+            moe=moe_of(keys, family),
+            delta_net=delta_net,
+            gates_attention=family.gates_attention,
             stored_quantization=quantization,
             is_causal=is_causal,
             **common_facts(raw),
@@ -221,6 +219,7 @@ def _ropes(
 
 
 def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> RopeConfig:
+    rope = {"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}
     config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
@@ -245,44 +244,3 @@ def _attention_scale(keys: Mapping[str, Any], head_dim: int) -> float:
 
 def _embedding_multiplier(keys: Mapping[str, Any], family: Family) -> float:
     return float(keys["hidden_size"] ** 0.5 if family.scales_embeddings else keys.get("embedding_multiplier", 1.0))
-
-
-def _moe(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
-    if not keys.get("num_experts"):
-        return None
-    num_experts, num_chosen = _num_experts(keys)
-    size, step = keys.get("moe_intermediate_size", keys["intermediate_size"]), keys.get("decoder_sparse_step", 1)
-    if size % 8 or keys["hidden_size"] % 8:
-        raise ModelError(f"experts of {keys['hidden_size']} by {size} are not supported; multiples of 8 are")
-    dense = keys.get("mlp_only_layers") or ()
-    return MoEConfig(
-        num_experts=num_experts,
-        num_experts_per_tok=num_chosen,
-        intermediate_size=size,
-        renormalize=bool(keys.get("norm_topk_prob", True)),
-        sparse_layers=tuple(
-            layer not in dense and (layer + 1) % step == 0 for layer in range(keys["num_hidden_layers"])
-        ),
-        has_biases=family.has_expert_biases,
-        swiglu=_swiglu(keys),
-    )
-
-
-def _num_experts(keys: Mapping[str, Any]) -> tuple[int, int]:
-    """Experts of a layer, and those of a token."""
-    for name in ("num_experts", "num_experts_per_tok"):
-        check_number(name, keys[name], int)
-    num_experts, num_chosen = keys["num_experts"], keys["num_experts_per_tok"]
-    if num_chosen > num_experts:
-        raise ModelError(
-            f"key 'num_experts_per_tok' is {num_chosen}, and there are {num_experts} experts; download the model again"
-        )
-    return num_experts, num_chosen
-
-
-def _swiglu(keys: Mapping[str, Any]) -> tuple[float, float] | None:
-    if "swiglu_limit" not in keys:
-        return None
-    for name in ("swiglu_alpha", "swiglu_limit"):
-        check_number(name, keys[name], float)
-    return float(keys["swiglu_alpha"]), float(keys["swiglu_limit"])

@@ -20,7 +20,8 @@ _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more 
 def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
-    if model.device.type != "cpu" or config.moe is not None or config.has_sinks or not _are_suitable_linears(model):
+    has_others = config.moe is not None or config.delta_net is not None or config.has_sinks or config.gates_attention
+    if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
         return None
     sizes, layers = _sizes(config, model.dtype), [_as_layer(module) for module in model.layers]
     if not can_stack(sizes, model.norm.weight.dtype):

@@ -14,6 +14,7 @@ from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer, Rotary
+from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, SparseMLP, empty_parameter
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
@@ -84,7 +85,7 @@ class Decoder(nn.Module):
         assert self.config.is_causal, "only the compiled layers look both ways"
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):
-            x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache.k[i], kv_cache.v[i], meta)
+            x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache, meta)
             if i + 1 == len(self.layers) and logits_indices is not None:
                 x_TE, residual_TE = x_TE[logits_indices], residual_TE[logits_indices]
                 if not x_TE.shape[0]:
@@ -116,13 +117,15 @@ class Decoder(nn.Module):
         self.lm_head = nn.Identity()
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Make the weights `dtype`, except those of norms that round only once, and sinks: they stay float32."""
+        """Make the weights `dtype`, but for norms that round only once, sinks, and how delta nets forget: float32."""
         self.to(dtype)
         for module in self.modules():
             if isinstance(module, RMSNorm) and module.rounds_once:
                 module.float()
             elif isinstance(module, Attention) and module.sinks is not None:
                 module.sinks.data = module.sinks.data.float()
+            elif isinstance(module, GatedDeltaNet):
+                module.a_log.data, module.dt_bias.data = module.a_log.data.float(), module.dt_bias.data.float()
 
     def pack_weights(self, *, quantized_alone: bool = False) -> None:
         """Lay every matrix, or quantized ones, out for this device's fastest product; a tied head becomes a copy."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import (
     MLP,
     HeadQKNorm,
@@ -20,6 +21,7 @@ from bulkrun.models.decoder.layers import (
     SparseMLP,
     empty_parameter,
 )
+from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the step's tokens
@@ -48,9 +50,11 @@ def attend(
 class Attention(nn.Module):
     """Self-attention over the paged cache of one layer, with fused QKV."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, index: int) -> None:
+        """`index`: of its keys and values among the cache's."""
         super().__init__()
-        heads = config.num_heads + 2 * config.num_kv_heads
+        self.index, self.has_gate = index, config.gates_attention
+        heads = config.num_heads * (2 if self.has_gate else 1) + 2 * config.num_kv_heads
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
         self.sliding_window = config.sliding_windows[layer]
@@ -66,12 +70,13 @@ class Attention(nn.Module):
         self,
         x_TE: torch.Tensor,
         rotary: Rotary | None,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        kv_cache: KVCache,
         meta: AttentionMetadata,
     ) -> torch.Tensor:
         """[T, E] -> [T, E]; writes this step's keys and values to the cache first."""
+        k_cache, v_cache = kv_cache.k[self.index], kv_cache.v[self.index]
         qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
+        gate_THD, qkv_TND = qkv_TND.tensor_split((self.num_heads if self.has_gate else 0,), dim=1)
         qk_norm_weight, eps = None, 0.0
         if isinstance(self.qk_norm, HeadQKNorm):
             qk_norm_weight, eps = self.qk_norm.weight, self.qk_norm.eps
@@ -85,17 +90,22 @@ class Attention(nn.Module):
             scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap, sinks_H=self.sinks,
             paged_attention=self.paged_attention,
         )  # fmt: skip
+        if self.has_gate:
+            out_THD = out_THD * gate_THD.sigmoid()
         return self.o_proj(out_THD.flatten(1))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP around one residual stream; what each adds to it passes its `_out` first."""
+    """Attention, or what stands in its place, and MLP around one residual stream; what each adds passes its `_out`."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
+        linear_layers = (False,) * config.num_layers if config.delta_net is None else config.delta_net.layers
+        index = linear_layers[:layer].count(linear_layers[layer])  # among those of its kind
         has_norm_before, has_norm_after = config.norms != "post", config.norms != "pre"
         self.input_norm = RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
-        self.attention = Attention(config, layer)
+        is_linear = linear_layers[layer]
+        self.attention = GatedDeltaNet(config, index) if is_linear else Attention(config, layer, index)
         self.attention_out = RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
         self.mlp_norm = RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
         is_sparse = config.moe is not None and config.moe.sparse_layers[layer]

@@ -61,9 +61,14 @@ class InvariantSparseMLP(nn.Module):
         self.moe, self.swiglu = sparse.moe, sparse.swiglu
         self.router = InvariantLinear(sparse.router, workers)
         self.gate_up, self.down = (_products(of, workers) for of in (sparse.gate_up_proj, sparse.down_proj))
+        self.shared = sparse.shared  # whose own layers are exchanged like all others
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
+        picked_TE = self._picked(x_TE)
+        return picked_TE if self.shared is None else picked_TE + self.shared(x_TE)
+
+    def _picked(self, x_TE: torch.Tensor) -> torch.Tensor:
         moe = self.moe
         weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
         return ops.expert_by_expert(x_TE, weights_Tk, ids_Tk, self._expert)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from bulkrun import ops
-from bulkrun.models.config.model_config import DecoderConfig, MoEConfig
+from bulkrun.models.config.experts import MoEConfig
+from bulkrun.models.config.model_config import DecoderConfig
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -76,6 +77,18 @@ class Scale(nn.Module):
         return x * self.factor
 
 
+class GatedRMSNorm(nn.Module):
+    """Each head normalized by itself, with one weight [V] for all, times a gate."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = empty_parameter(size), eps
+
+    def forward(self, x_THV: torch.Tensor, gate_THV: torch.Tensor) -> torch.Tensor:
+        """Both [T, H, V] -> [T, H, V]."""
+        return ops.gated_rms_norm(x_THV, gate_THV, self.weight, self.eps)
+
+
 class HeadQKNorm(RMSNorm):
     """Each query and key head normalized by itself: one row of the weight per head, so that one op serves both."""
 
@@ -101,10 +114,12 @@ class ProjectionQKNorm(nn.Module):
 class MLP(nn.Module):
     """The gated MLP, with fused gate and up."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, size: int | None = None) -> None:
+        """`size`: its width, if that is not the config's."""
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.size = size = size or config.intermediate_size
+        self.gate_up_proj = Linear(config.hidden_size, 2 * size, bias=config.mlp_bias)
+        self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.gate = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
@@ -131,6 +146,19 @@ class ExpertLinear(nn.Module):
         self.weight = nn.Parameter(ops.pack_experts(self.weight.data, *self.mlp_sizes), requires_grad=False)
 
 
+class SharedExpert(nn.Module):
+    """The MLP that every token goes through, beside those picked for it, as much as its own gate says."""
+
+    def __init__(self, config: DecoderConfig, size: int) -> None:
+        super().__init__()
+        self.mlp = MLP(config, size)
+        self.gate = Linear(config.hidden_size, 1)
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return self.gate(x_TE).sigmoid() * self.mlp(x_TE)
+
+
 class SparseMLP(nn.Module):
     """A mixture of experts: a router picks a few gated MLPs for each token."""
 
@@ -144,9 +172,15 @@ class SparseMLP(nn.Module):
         self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
         self.gate_up_proj = ExpertLinear(config, config.moe, hidden_size, 2 * size)
         self.down_proj = ExpertLinear(config, config.moe, size, hidden_size)
+        shared_size = config.moe.shared_size
+        self.shared = None if shared_size is None else SharedExpert(config, shared_size)
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
+        picked_TE = self._picked(x_TE)
+        return picked_TE if self.shared is None else picked_TE + self.shared(x_TE)
+
+    def _picked(self, x_TE: torch.Tensor) -> torch.Tensor:
         moe = self.moe
         weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
         return self.fused_experts(

@@ -1,12 +1,11 @@
 """A KV cache of one step: texts in whole blocks, which are dealt out anew in each step. Knows no model.
 
 No token of an earlier step is ever read again, and a layer reads what it has just written itself: one layer's memory
-serves all.
+serves all, and so do one layer's states.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from bulkrun.blocks import NULL_BLOCK
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.kv_cache import KVCache
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops import AttentionMetadata
 
 
@@ -24,6 +24,7 @@ class Step(NamedTuple):
     positions_T: torch.Tensor  # int64
     k: torch.Tensor  # [N, B, K, D], of any layer
     v: torch.Tensor
+    states: list[RecurrentState]  # of any layer that keeps some; empty where none does
     meta: AttentionMetadata
 
 
@@ -31,9 +32,10 @@ class StepCache:
     """Grows with the largest step."""
 
     def __init__(self, config: ModelConfig, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._one_layer = dataclasses.replace(config, num_layers=1)
+        self._config = config
         self._block_size, self._dtype, self._device = block_size, dtype, device
         self._cache: KVCache | None = None
+        self._num_rows = 0  # that its states are for
 
     def lay_out(self, texts: PackedTexts) -> Step:
         """Give each text its blocks; what may be read along with them is finite."""
@@ -42,24 +44,29 @@ class StepCache:
         num_blocks = -(-texts.lens_S // self._block_size)
         first_block_S = 1 + num_blocks.cumsum(0) - num_blocks  # behind the null block
         first_slot_S = first_block_S * self._block_size
-        cache = self._cache_for(sum(-(-length // self._block_size) for length in texts.lens))
+        cache = self._cache_for(sum(-(-length // self._block_size) for length in texts.lens), len(texts.lens))
         _clear(
             cache, _tails(first_slot_S + texts.lens_S, first_slot_S + num_blocks * self._block_size, self._block_size)
         )
         slots_T = first_slot_S[text_T] + positions_T
-        return Step(positions_T, cache.k[0], cache.v[0], self._metadata(texts, slots_T, first_block_S, num_blocks))
+        meta = self._metadata(texts, slots_T, first_block_S, num_blocks)
+        return Step(positions_T, cache.k[0], cache.v[0], cache.states, meta)
 
     def free(self) -> None:
         """Give the memory back."""
         self._cache = None
 
-    def _cache_for(self, num_blocks: int) -> KVCache:
-        """A cache with room for so many blocks besides the null block; larger steps replace it."""
-        if self._cache is None or self._cache.num_blocks <= num_blocks:
+    def _cache_for(self, num_blocks: int, num_texts: int) -> KVCache:
+        """A cache with room for so many blocks besides the null block, and texts; larger steps replace it."""
+        if self._cache is None or self._cache.num_blocks <= num_blocks or self._num_rows < num_texts:
             self._cache = None  # the old one goes before the new one comes
             self._cache = KVCache.allocate(
-                self._one_layer, num_blocks + 1, self._block_size, self._dtype, self._device
-            )  # fmt: skip
+                self._config, num_blocks + 1, self._block_size, self._dtype, self._device, num_layers=1
+            )
+            self._cache.states = RecurrentState.allocate(
+                self._config, num_texts, self._dtype, self._device, num_layers=1
+            )
+            self._num_rows = num_texts
         return self._cache
 
     def _metadata(
@@ -79,6 +86,7 @@ class StepCache:
             max_query_len=longest,
             max_context_len=longest,
             max_decode_keys=num_single,
+            rows_S=torch.arange(len(texts.lens), device=self._device),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.layers import RMSNorm
+from bulkrun.models.decoder.layers import GatedRMSNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 from bulkrun.models.loading.quantization import store_quantized
 
@@ -29,7 +29,7 @@ def fill_with_random_weights(model: Decoder) -> None:
         else:
             parameter.normal_(std=_STD, generator=generator)
     for module in model.modules():
-        if isinstance(module, RMSNorm):
+        if isinstance(module, RMSNorm | GatedRMSNorm):
             module.weight.fill_(1.0)
 
 

@@ -21,6 +21,8 @@ from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.loading.any_weights import AnyScale
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.packed_scale import PackedScale
+from bulkrun.models.loading.quantization import projections
+from bulkrun.models.loading.row_orders import reordered_projections
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
 from bulkrun.ops.matmul.unpack_codes import CODES_PER_BYTE
 
@@ -62,13 +64,14 @@ def keep_four_bits(
     `is_stored_so`: of a layer's projection, such as mlp.down_proj.
     """
     kept, in_int8, on_cpu = False, options.quantization == "int8", options.device.type == "cpu"
-    for name, module in [(name, module) for name, module in model.named_modules() if name.endswith("_proj")]:
-        _, layer, part, projection = name.split(".")
-        can_keep = not on_cpu or _are_compiled(module, scheme, options.dtype, in_int8=in_int8)
-        if can_keep and _have_whole_groups(module, scheme) and is_stored_so(int(layer), f"{part}.{projection}"):
-            kind = FourBitLinear if isinstance(module, Linear) else FourBitExpertLinear
-            setattr(model.get_submodule(f"layers.{layer}.{part}"), projection, kind(module, scheme, in_int8=in_int8))
-            kept = True
+    for i, layer in enumerate(model.layers):
+        for name, module in projections(layer):
+            can_keep = not on_cpu or _are_compiled(module, scheme, options.dtype, in_int8=in_int8)
+            is_as_stored = is_stored_so(i, name) and name not in reordered_projections(model.config)
+            if can_keep and _have_whole_groups(module, scheme) and is_as_stored:
+                kind = FourBitLinear if isinstance(module, Linear) else FourBitExpertLinear
+                layer.set_submodule(name, kind(module, scheme, in_int8=in_int8))
+                kept = True
     return kept
 
 

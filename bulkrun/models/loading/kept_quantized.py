@@ -22,9 +22,12 @@ from bulkrun.settings import Quantization
 # each projection's parts in a checkpoint: those that are fused here, and what has them fused already
 _PARTS = {
     "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"),
-    "attention.o_proj": ("self_attn.o_proj",),
+    "attention.qkvz_proj": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz"),
+    "attention.o_proj": ("self_attn.o_proj", "linear_attn.out_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
+    "mlp.shared.mlp.gate_up_proj": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "mlp.shared.mlp.down_proj": ("mlp.shared_expert.down_proj",),
 }
 
 
@@ -52,7 +55,8 @@ def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[in
         return f"{module}.weight" in weights.tensors and f"{module}.weight" not in weights.scales
 
     def is_chosen(layer: int, name: str) -> bool:
-        are_experts = config.moe is not None and config.moe.sparse_layers[layer] and name.startswith("mlp.")
+        is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
+        are_experts = is_sparse and name in ("mlp.gate_up_proj", "mlp.down_proj")
         if isinstance(stored, Mxfp4Quantization):
             return are_experts
         parts: Collection[str] = expert_modules(config) if are_experts else _PARTS[name]
@@ -65,6 +69,11 @@ def fast_quantization(config: DecoderConfig, device: torch.device) -> Quantizati
     """The type of 8 bits that the device multiplies such projections fast in; the first call may compile."""
     if device.type != "cpu":
         return "fp8" if can_multiply_fp8(device) else None
+    return "int8" if all(can_pack_int8(*shape) for shape in _shapes(config)) else None
+
+
+def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
+    """Outputs and inputs of all kinds of projections."""
     hidden, q_size, kv_size = (
         config.hidden_size,
         config.num_heads * config.head_dim,
@@ -74,6 +83,8 @@ def fast_quantization(config: DecoderConfig, device: torch.device) -> Quantizati
     if config.moe is not None:
         sizes = {True: config.moe.intermediate_size, False: config.intermediate_size}
         inner_sizes = {sizes[is_sparse] for is_sparse in config.moe.sparse_layers}
-    shapes = [(q_size + 2 * kv_size, hidden), (hidden, q_size)]
-    shapes += [shape for inner in inner_sizes for shape in ((2 * inner, hidden), (hidden, inner))]
-    return "int8" if all(can_pack_int8(*shape) for shape in shapes) else None
+        inner_sizes |= set() if config.moe.shared_size is None else {config.moe.shared_size}
+    shapes = [(q_size * (2 if config.gates_attention else 1) + 2 * kv_size, hidden), (hidden, q_size)]
+    if (net := config.delta_net) is not None:
+        shapes += [(net.conv_dim + net.value_dim, hidden), (hidden, net.value_dim)]
+    return shapes + [shape for inner in inner_sizes for shape in ((2 * inner, hidden), (hidden, inner))]

@@ -142,7 +142,8 @@ def _fill(model: Decoder, weights: AnyWeights, how: dict[str, _Stored], path: Pa
     def place(one: StoredTensor) -> torch.Tensor | None:
         target = wanted[one.name]
         takes_bytes = target.view.dtype == one.dtype and target.view.shape == one.shape and target.scale is None
-        return target.view if is_on_host and takes_bytes and target.view.is_contiguous() else None
+        is_plain = target.view.is_contiguous() and target.order is None
+        return target.view if is_on_host and takes_bytes and is_plain else None
 
     for one, tensor in read_tensors([weights.in_file(one) for one in stored], place, pinned=not is_on_host):
         target = wanted.pop(one.name)
@@ -170,6 +171,7 @@ def _store(tensor: torch.Tensor, how: _Stored | None, target: Target) -> None:
     if how is not None:
         how.store(tensor, target)
         return
+    tensor = target.ordered(tensor)
     if target.scale is not None:
         store_quantized(tensor.view(target.view.shape), target.view, target.scale)
         return

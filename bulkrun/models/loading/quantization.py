@@ -39,7 +39,10 @@ _LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {
     ("int8", ExpertLinear): Int8ExpertLinear,
 }
 _PIECE_NUMBERS = 2**20  # quantized at a time on a CPU: what stays in its cache
-_PROJECTIONS = (("attention", "qkv_proj"), ("attention", "o_proj"), ("mlp", "gate_up_proj"), ("mlp", "down_proj"))
+_PROJECTIONS = (  # of a layer; none has all
+    "attention.qkv_proj", "attention.qkvz_proj", "attention.o_proj",
+    "mlp.gate_up_proj", "mlp.down_proj", "mlp.shared.mlp.gate_up_proj", "mlp.shared.mlp.down_proj",
+)  # fmt: skip
 
 
 def quantize_projections(
@@ -50,12 +53,16 @@ def quantize_projections(
     `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj; None: all are.
     """
     for i, layer in enumerate(model.layers):
-        for part, name in _PROJECTIONS:
-            module = getattr(layer, part)
-            plain = getattr(module, name)
-            is_wanted = is_chosen is None or is_chosen(i, f"{part}.{name}")
+        for name, plain in projections(layer):
+            is_wanted = is_chosen is None or is_chosen(i, name)
             if is_wanted and not isinstance(plain, QuantizedLinear):
-                setattr(module, name, _LAYERS[quantization, type(plain)](plain))
+                layer.set_submodule(name, _LAYERS[quantization, type(plain)](plain))
+
+
+def projections(layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A layer's projections by their names there: where nearly all weights of a model are."""
+    modules = dict(layer.named_modules())
+    return [(name, modules[name]) for name in _PROJECTIONS if name in modules]
 
 
 def warn_of_slow_products(model: nn.Module) -> None:

@@ -43,8 +43,8 @@ class StoredScale(NamedTuple):
         device = target.view.device
         grid, weight = self.grid.to(device), weight.to(device, non_blocking=True)
         if target.view.dtype == weight.dtype and target.scale is not None and self.block_size is None:
-            target.view.copy_(weight)
-            target.scale.copy_(grid)
+            target.view.copy_(target.ordered(weight))
+            target.scale.copy_(target.ordered(grid.expand(len(weight), 1)))
         else:
             store_dequantized(_dequantized(weight, StoredScale(grid, self.block_size)), target)
 
@@ -103,6 +103,8 @@ def not_quantized(path: Path, method: str, lack: str) -> ModelError:
 
 def store_dequantized(pieces: Iterable[tuple[slice, torch.Tensor]], target: Target) -> None:
     """Put a weight's rows where they belong, rounded to the place's dtype or, where it has scales, quantized anew."""
+    if target.order is not None:
+        pieces = [(slice(None), target.ordered(torch.cat([piece for _, piece in pieces])))]
     for rows, piece in pieces:
         if target.scale is None:
             target.view[rows].copy_(piece)

@@ -20,9 +20,10 @@ from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import PIECE_BYTES, read_tensors
 from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, Target
 
-# older checkpoints stored constants; beside a text model there may be others, and a value head of its training
+# older checkpoints stored constants; beside a text model there may be others, a value head of its training, and one
+# that guesses several tokens ahead
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector)\.|^v_head\."
+    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector)\.|^v_head\.|^mtp\."
     r"|^(model\.)?image_newline$"
 )
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")

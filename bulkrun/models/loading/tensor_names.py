@@ -13,9 +13,11 @@ from torch import nn
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
+from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import MLP, ExpertLinear, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.loading.row_orders import BY_KEY_HEAD, ba_order, gates_first, qkvz_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class Target:
     offset: float = 0.0  # added to what it holds
     scale: torch.Tensor | None = None  # of each row, float32, where the view is quantized: its shape, but 1 for a row
     zero: torch.Tensor | None = None  # of codes: where their zero points go
+    order: torch.Tensor | None = None  # int64: which of the tensor's rows each row of the view takes; None: its own
+
+    def ordered(self, rows: torch.Tensor) -> torch.Tensor:
+        """What a tensor holds for its rows, as the view has them."""
+        return rows if self.order is None else rows[self.order.to(rows.device)]
 
     @property
     def takes_codes(self) -> bool:
@@ -57,10 +64,14 @@ class _Places(NamedTuple):
         scale, zero = (None if part is None else choose(part) for part in self[1:3])
         return _Places(choose(self.weight), scale, zero, self.numbers)
 
-    def target(self, shape: tuple[int, ...] | None = None) -> Target:
-        """Where a tensor of this shape goes, or one of the weight's own."""
+    def target(self, shape: tuple[int, ...] | None = None, order: torch.Tensor | None = None) -> Target:
+        """Where a tensor of this shape goes, or one of the weight's own, whose rows it may have in another order."""
         own = (*self.weight.shape[:-1], self.weight.shape[-1] * self.numbers)
-        return Target(self.weight, shape or own, scale=self.scale, zero=self.zero)
+        return Target(self.weight, shape or own, scale=self.scale, zero=self.zero, order=order)
+
+
+_Orders = Mapping[str, torch.Tensor]  # of the rows of a projection's parts, by their names
+_AS_STORED: _Orders = {}
 
 
 class _ExpertNames(NamedTuple):
@@ -78,6 +89,8 @@ _FUSED_IN_CHECKPOINT = ("Phi3ForCausalLM",)  # q, k, v in one tensor, gate and u
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "Qwen3MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "Qwen3NextForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "Qwen3_5MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 _FUSED_EXPERTS = "mlp.experts."  # in transformers 5's own layout, of all architectures: all experts in one tensor
 _INTERLEAVED_EXPERTS = ("GptOssForCausalLM",)  # so too, each gate followed by its up
@@ -122,7 +135,13 @@ def _layer_targets(
 ) -> Iterator[tuple[str, Target]]:
     for name, attribute in _NORM_NAMES[config.norms].items():
         yield f"{prefix}{name}.weight", _norm(getattr(layer, attribute), config)
-    yield from _attention_targets(f"{prefix}self_attn.", layer.attention, config)
+    if isinstance(layer.attention, GatedDeltaNet):
+        yield from _delta_net_targets(f"{prefix}linear_attn.", layer.attention, config)
+    else:
+        yield from _attention_targets(f"{prefix}self_attn.", layer.attention, config)
+    if isinstance(layer.mlp, SparseMLP) and layer.mlp.shared is not None:
+        yield from _mlp_targets(f"{prefix}mlp.shared_expert.", layer.mlp.shared.mlp, config)
+        yield f"{prefix}mlp.shared_expert_gate.weight", _whole(layer.mlp.shared.gate.weight)
     if isinstance(layer.mlp, MLP):
         yield from _mlp_targets(f"{prefix}mlp.", layer.mlp, config)
     elif config.architecture in _INTERLEAVED_EXPERTS:
@@ -139,7 +158,10 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
     parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
     if config.architecture in _FUSED_IN_CHECKPOINT:
         parts = {"qkv_proj": q_size + 2 * kv_size}
-    yield from _parts(prefix, attention.qkv_proj, parts)
+    orders = {}
+    if attention.has_gate:
+        parts["q_proj"], orders["q_proj"] = 2 * q_size, gates_first(config)
+    yield from _parts(prefix, attention.qkv_proj, parts, orders)
     yield from _parts(prefix, attention.o_proj, {"o_proj": config.hidden_size})
     if isinstance(attention.qk_norm, HeadQKNorm):
         q_HD, k_KD = attention.qk_norm.weight.data.split((config.num_heads, config.num_kv_heads))
@@ -152,8 +174,26 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
         yield f"{prefix}sinks", _whole(attention.sinks)
 
 
+def _delta_net_targets(prefix: str, net: GatedDeltaNet, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    sizes = config.delta_net
+    assert sizes is not None, "there are none in other models"
+    num_heads, (width, num_channels) = sizes.num_value_heads, net.conv.shape
+    if config.architecture in BY_KEY_HEAD:
+        orders = {"in_proj_qkvz": qkvz_order(sizes), "in_proj_ba": ba_order(sizes)}
+        yield from _parts(prefix, net.qkvz_proj, {"in_proj_qkvz": sizes.conv_dim + sizes.value_dim}, orders)
+        yield from _parts(prefix, net.ba_proj, {"in_proj_ba": 2 * num_heads}, orders)
+    else:
+        yield from _parts(prefix, net.qkvz_proj, {"in_proj_qkv": sizes.conv_dim, "in_proj_z": sizes.value_dim})
+        yield from _parts(prefix, net.ba_proj, {"in_proj_b": num_heads, "in_proj_a": num_heads})
+    yield f"{prefix}conv1d.weight", Target(net.conv.data[:, None].permute(2, 1, 0), (num_channels, 1, width))
+    yield f"{prefix}A_log", _whole(net.a_log)
+    yield f"{prefix}dt_bias", _whole(net.dt_bias)
+    yield f"{prefix}norm.weight", _whole(net.norm.weight)
+    yield from _parts(prefix, net.o_proj, {"out_proj": config.hidden_size})
+
+
 def _mlp_targets(prefix: str, mlp: MLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    size = config.intermediate_size
+    size = mlp.size
     parts = {"gate_proj": size, "up_proj": size}
     if config.architecture in _FUSED_IN_CHECKPOINT:
         parts = {"gate_up_proj": 2 * size}
@@ -220,19 +260,23 @@ def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
 
 
-def _parts(prefix: str, fused: Linear | QuantizedLinear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+def _parts(
+    prefix: str, fused: Linear | QuantizedLinear, sizes: Mapping[str, int], orders: _Orders = _AS_STORED
+) -> Iterator[tuple[str, Target]]:
     """The parts of a fused projection: consecutive rows of its weight and bias."""
-    yield from _weights(prefix, _places(fused), sizes)
+    yield from _weights(prefix, _places(fused), sizes, orders)
     if fused.bias is not None:
         for name, part in zip(sizes, fused.bias.data.split(list(sizes.values())), strict=True):
-            yield f"{prefix}{name}.bias", Target(part, tuple(part.shape))
+            yield f"{prefix}{name}.bias", Target(part, tuple(part.shape), order=orders.get(name))
 
 
-def _weights(prefix: str, fused: _Places, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+def _weights(
+    prefix: str, fused: _Places, sizes: Mapping[str, int], orders: _Orders = _AS_STORED
+) -> Iterator[tuple[str, Target]]:
     first = 0
     for name, size in sizes.items():
         rows = slice(first, first + size)
-        yield f"{prefix}{name}.weight", fused.each(itemgetter(rows)).target()
+        yield f"{prefix}{name}.weight", fused.each(itemgetter(rows)).target(order=orders.get(name))
         first += size
 
 

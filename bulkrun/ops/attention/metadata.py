@@ -8,6 +8,7 @@ Shape legend of ops/, models/ and engine/:
     H  query heads                K  key/value heads               D  head dim
     L  positions of one sequence: its keys, its row of tokens      Q  queries of one sequence
     X  experts                    k  experts of a token            P  pairs of a token and an expert
+    C  channels of a convolution  W  tokens that it sees           V  also dimensions of a value head
 
 Of a matrix O are the outputs and I the inputs. A small letter is some of the large one's, a digit is itself. What else
 stands for a size (A, C, G, U, W) is said where it is used.
@@ -62,5 +63,6 @@ class AttentionMetadata:
     # int64 [2, C]: slots whose KV is copied and where to, after the step's KV is stored and before anybody attends
     kv_copies: torch.Tensor | None = None
     shared_prefixes: SharedPrefixes | None = None
+    rows_S: torch.Tensor | None = None  # int64: the permanent rows, for layers that keep a state in them
     is_padded: bool = False  # there may be padding tokens at the end: attention gives them zeros
     plans: AttentionPlans = field(default_factory=AttentionPlans, init=False, repr=False, compare=False)

@@ -1,5 +1,5 @@
 // Norms and gated activations: one pass over rows that lie one after another. Contracts: ops/rms_norm.py,
-// silu_mul.py, gelu_mul.py.
+// silu_mul.py, gelu_mul.py, linear_attention/gated_rms_norm.py.
 
 #include "row_ops.h"
 
@@ -33,6 +33,22 @@ static void gate(const T* gate_up, T* out, int64_t rows, int64_t size, int num_t
     }
 }
 
+// Heads of `size` numbers, those of a token one after another; of gates the tokens are `gate_stride` numbers apart.
+template <class T>
+static void gated_rms_norm(const T* x, const T* gate, const T* weight, T* out, int64_t tokens, int64_t heads,
+                           int64_t size, int64_t gate_stride, float eps, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (tokens * heads * size > FEW)
+    for (long row = 0; row < tokens * heads; row++) {
+        const long at = row * size;
+        norm_row(x + at, weight, out + at, size, eps);
+        const T* gates = gate + row / heads * gate_stride + row % heads * size;
+        for (long i = 0; i < size; i += LANES) {
+            f32x16 gated = load(out + at + i, size - i) * Silu<float>()(load(gates + i, size - i));
+            store(out + at + i, gated, size - i);
+        }
+    }
+}
+
 #define NORMS(T, T_NAME, W, W_NAME)                                                                                  \
     extern "C" void rms_norm_##T_NAME##_##W_NAME(const T* x, const W* weight, T* out, int64_t rows, int64_t size,   \
                                                  float eps, int num_threads) {                                      \
@@ -58,3 +74,13 @@ NORMS(bf16, bfloat16, bf16, bfloat16)
 
 GATES(float, float32)
 GATES(bf16, bfloat16)
+
+#define GATED_NORMS(T, T_NAME)                                                                                      \
+    extern "C" void gated_rms_norm_##T_NAME(const T* x, const T* gate, const T* weight, T* out, int64_t tokens,     \
+                                            int64_t heads, int64_t size, int64_t gate_stride, float eps,            \
+                                            int num_threads) {                                                      \
+        gated_rms_norm(x, gate, weight, out, tokens, heads, size, gate_stride, eps, num_threads);                    \
+    }
+
+GATED_NORMS(float, float32)
+GATED_NORMS(bf16, bfloat16)

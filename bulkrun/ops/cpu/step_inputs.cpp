@@ -10,6 +10,7 @@ struct StepRows {
     int32_t* input_ids;
     int64_t *positions, *slots;
     int32_t *context_lens, *cu_seqlens_q, *tables;
+    int64_t* state_rows;
     int64_t length, width, num_seqs, num_tokens, table_stride, table_width, block_size, padding_slot;
 };
 
@@ -29,6 +30,7 @@ extern "C" void step_inputs(const StepRows* step) {
             s.positions[token] = position;
             s.slots[token] = blocks[position / s.block_size] * s.block_size + position % s.block_size;
         }
+        s.state_rows[seq] = rows[seq];
         s.context_lens[seq] = counts[seq] ? end : 0;
         s.cu_seqlens_q[seq + 1] = token;
     }

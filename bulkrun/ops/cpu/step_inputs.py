@@ -16,7 +16,7 @@ from bulkrun.ops.step_inputs import StepBuffers
 
 _POINTERS = (
     "token_ids", "block_tables", "sequences",
-    "input_ids", "positions", "slots", "context_lens", "cu_seqlens_q", "tables",
+    "input_ids", "positions", "slots", "context_lens", "cu_seqlens_q", "tables", "state_rows",
 )  # fmt: skip
 _INTEGERS = (
     "length", "width", "num_seqs", "num_tokens", "table_stride", "table_width", "block_size", "padding_slot",
@@ -44,6 +44,7 @@ def step_inputs(
         token_ids_RL.data_ptr(), block_tables_RM.data_ptr(), sequences_3S.data_ptr(),
         out.input_ids_T.data_ptr(), out.positions_T.data_ptr(), out.slot_mapping_T.data_ptr(),
         out.context_lens_S.data_ptr(), out.cu_seqlens_q.data_ptr(), tables.data_ptr(),
+        out.rows_S.data_ptr(),
         token_ids_RL.shape[1], block_tables_RM.shape[1], sequences_3S.shape[1], out.input_ids_T.numel(),
         tables.stride(0), tables.shape[1], block_size, NULL_BLOCK * block_size,
     )  # fmt: skip

@@ -33,6 +33,7 @@ def step_inputs(
         out.context_lens_S,
         out.cu_seqlens_q,
         out.block_tables_SM,
+        out.rows_S,
         num_seqs,
         out.input_ids_T.numel(),
         token_ids_RL.stride(0),
@@ -56,6 +57,7 @@ def _step_inputs_kernel(
     context_lens_ptr,
     cu_seqlens_ptr,
     block_tables_ptr,
+    rows_ptr,
     num_seqs,
     num_tokens,
     tokens_stride,
@@ -83,6 +85,7 @@ def _step_inputs_kernel(
         return
 
     row = tl.load(sequences_ptr + seq)
+    tl.store(rows_ptr + seq, row)
     start = tl.load(sequences_ptr + num_seqs + seq).to(tl.int32)
     count = tl.load(sequences_ptr + 2 * num_seqs + seq).to(tl.int32)
     context_len = tl.where(count > 0, start + count, 0)

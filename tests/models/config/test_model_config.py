@@ -23,6 +23,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+QWEN3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 2}
 
 
 def read(raw: dict[str, Any]) -> DecoderConfig:
@@ -43,7 +44,7 @@ def test_absent_keys_have_transformers_defaults() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> None:
     sizes = {key: value for key, value in LLAMA.items() if key not in ("architectures", "num_key_value_heads")}
-    sizes |= {"hidden_size": 512, "num_attention_heads": 32, "pad_token_id": 0}
+    sizes |= {"hidden_size": 512, "num_attention_heads": 32, "pad_token_id": 0, "num_hidden_layers": 4}
     theirs = getattr(transformers, name).config_class(**sizes)
     ours = read(sizes | {"architectures": [name]})
     assert ours.max_position_embeddings == theirs.max_position_embeddings
@@ -118,8 +119,13 @@ def test_biases_by_family() -> None:
         ({"architectures": ["NewForCausalLM"], "model_type": "new"},
          r"NewForCausalLM is not supported: transformers \S+ has no model type 'new'; take a conversion"),
         ({"architectures": ["MambaForCausalLM"], "state_size": 16}, r"MambaForCausalLM is not supported: layers that"),
-        ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
-         r"Qwen3NextForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
+        ({"architectures": ["OlmoHybridForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
+         r"OlmoHybridForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
+        (QWEN3_5 | {"layer_types": ["linear_attention", "mamba"]}, r"layer type 'mamba' is not supported; linear_att"),
+        (QWEN3_5 | {"layer_types": ["linear_attention"] * 2}, r"none of 2 layers has full_attention, and at least"),
+        (QWEN3_5 | {"linear_num_key_heads": 3}, r"delta nets of 32 value heads over 3 key heads behind a convolution"),
+        (QWEN3_5 | {"linear_conv_kernel_dim": 1}, r"a convolution over 1 tokens are not supported; value heads must"),
+        (QWEN3_5 | {"linear_key_head_dim": 0}, r"key 'linear_key_head_dim' is 0, not a whole number above 0"),
         ({"architectures": ["RwkvForCausalLM"], "attention_hidden_size": 64}, r"RwkvForCausalLM .* a recurrent model"),
         ({"architectures": ["OPTForCausalLM"], "max_position_embeddings": None}, r"none of max_position_emb"),
         ({"rope_theta": None}, r"key 'rope_theta' is None, not a number above 0"),
@@ -258,6 +264,7 @@ def test_a_model_type_tells_the_family_where_no_architecture_does(name: str) -> 
     family, body = FAMILIES[name], name.removesuffix("ForCausalLM")
     assert family.model_type == getattr(transformers, name).config_class.model_type
     raw = LLAMA | {"model_type": family.model_type, "hidden_act": family.keys.get("hidden_act", "silu"), "head_dim": 16}
+    raw |= {"num_hidden_layers": 4}
     named = read(raw | {"architectures": [name]})
     for names in (None, [], [f"{body}Model"]):
         assert read(raw | {"architectures": names}) == named

@@ -11,10 +11,12 @@ import torch
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from tests.models.load import load_model
-from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
+from tests.models.paged_driver import allocate_states, assert_same_tokens, forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_published, save_tiny_model
 
-TOLERANCE = 2e-4  # either side is up to 9e-5 away from float64 (gemma, whose logits spread by 3)
+TOLERANCE = (
+    4e-4  # how far from float64: gemma 9e-5 here and there, qwen3_5 1.4e-4 and 1.9e-4, of logits that spread by 3
+)
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 
@@ -35,6 +37,7 @@ def transformers_logits(variant: str, tokens: list[int], **overrides: object) ->
 def whole_prompt_logits(model: Decoder, tokens: list[int], block_size: int = 16) -> torch.Tensor:
     table = list(range(1, 2 + len(tokens) // block_size))
     cache = KVCache.allocate(model.config, len(table) + 1, block_size, model.dtype, "cpu")
+    allocate_states(model, cache, 1)
     meta = make_metadata([(0, len(tokens))], [table], block_size, num_decode_seqs=0)
     return model.compute_logits(model(torch.tensor(tokens), torch.arange(len(tokens)), cache, meta))
 

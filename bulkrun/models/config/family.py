@@ -1,0 +1,77 @@
+"""What is said of a family of decoders, and how its config.json is read. Torch-free. The table: `families`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bulkrun.errors import ModelError
+
+NormPlacement = Literal["pre", "post", "sandwich"]
+QKNorm = Literal["none", "head", "projection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture fixes, and what its config.json may say."""
+
+    model_type: str  # transformers' name for its configuration
+    models: str  # which published models are of it
+    notes: str
+    keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
+    qkv_bias: bool = False  # always has biases on q, k and v, never on o
+    qk_norm: QKNorm = "none"  # "head": each head by itself; "projection": all heads of q, all of k, as one vector
+    norms: NormPlacement = "pre"  # before attention and MLP, after them, or both
+    norm_offset: float = 0.0  # added to a norm's stored weight
+    norm_rounds_once: bool = False  # norms multiply by their weight in float32
+    scales_embeddings: bool = False  # by the square root of hidden_size
+    has_sinks: bool = False  # attention's softmax has a learned score beside those of the keys
+    has_expert_biases: bool = False  # of a mixture's router and experts
+    gates_attention: bool = False  # each query head comes with a gate for what it finds
+    rope: Mapping[str, Any] = field(default_factory=dict)  # where the file says nothing of its scaling
+
+
+_COMMON_KEYS: Mapping[str, Any] = {
+    "head_dim": None,  # hidden_size / num_attention_heads
+    "num_key_value_heads": None,  # num_attention_heads
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+_MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says more
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_FACTORS = (
+    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "embedding_multiplier",
+    "residual_multiplier", "attention_multiplier", "logits_scaling",
+)  # fmt: skip
+
+
+def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The keys the family reads, from the file or by default.
+
+    Raises KeyError for a size that is missing and has no default, ModelError for one that is not a number.
+    """
+    keys = {name: raw.get(name, default) for name, default in (_COMMON_KEYS | family.keys).items()}
+    if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes
+        keys["num_experts"] = raw["num_local_experts"]
+    for size in _SIZES:
+        keys[size] = raw[size] if size in raw else family.keys[size]
+    for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
+        check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
+    if keys["num_hidden_layers"] > _MAX_LAYERS:
+        raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
+    for name in ("num_key_value_heads", "head_dim", *_FACTORS):
+        if keys.get(name) is not None:
+            check_number(name, keys[name], float if name in _FACTORS else int)
+    return keys
+
+
+def check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:
+    """Raise ModelError unless the value of a key is a number of the kind above 0."""
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not (is_number and value > 0):
+        wanted = "whole number" if kind is int else "number"
+        raise ModelError(f"key {name!r} is {value!r}, not a {wanted} above 0; download the model again")

@@ -1,0 +1,40 @@
+"""The order in which a checkpoint has the rows of some projections, seen from ours: of each of our rows its index."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.model_config import DecoderConfig
+
+BY_KEY_HEAD = ("Qwen3NextForCausalLM",)  # a delta net's projections: of one key head everything, then of the next
+
+
+def reordered_projections(config: DecoderConfig) -> set[str]:
+    """The projections of a layer whose rows are in another order here than in a checkpoint, by their names."""
+    reordered = {"attention.qkv_proj"} if config.gates_attention else set()
+    return reordered | ({"attention.qkvz_proj"} if config.architecture in BY_KEY_HEAD else set())
+
+
+def gates_first(config: DecoderConfig) -> torch.Tensor:
+    """Of queries that are stored with their gates, each head's query before its gate: all gates, then all queries."""
+    row_H2D = torch.arange(2 * config.num_heads * config.head_dim).view(config.num_heads, 2, config.head_dim)
+    return row_H2D.flip(1).transpose(0, 1).flatten()
+
+
+def qkvz_order(net: DeltaNetConfig) -> torch.Tensor:
+    """Of queries, keys, values and gates that are stored by key head: all queries, all keys, all values, all gates."""
+    share = net.value_dim // net.num_key_heads
+    return _regrouped(net.num_key_heads, [net.key_head_dim, net.key_head_dim, share, share])
+
+
+def ba_order(net: DeltaNetConfig) -> torch.Tensor:
+    """Of b and a, stored so: all b, then all a."""
+    share = net.num_value_heads // net.num_key_heads
+    return _regrouped(net.num_key_heads, [share, share])
+
+
+def _regrouped(num_groups: int, sizes: list[int]) -> torch.Tensor:
+    """Rows that lie group by group, each with parts of these sizes, as the parts of all groups one after another."""
+    row_GA = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
+    return torch.cat([part_GA.flatten() for part_GA in row_GA.split(sizes, dim=1)])

@@ -1,0 +1,32 @@
+"""The norm behind a delta rule, compiled. Contract: `ops.linear_attention.gated_rms_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+
+import torch
+
+from bulkrun.ops.cpu.dtypes import name
+from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.linear_attention.gated_rms_norm import gated_rms_norm as reference
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As the reference, for tensors of one dtype."""
+    dtype, (num_tokens, num_heads, size) = name(x.dtype), x.shape
+    is_plain = x.is_contiguous() and gate.stride()[1:] == (size, 1) and x.dtype == gate.dtype == weight.dtype
+    if dtype is None or not is_plain:
+        return reference(x, gate, weight, eps)
+    out = torch.empty_like(x)
+    _function(dtype)(
+        x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(),
+        num_tokens, num_heads, size, gate.stride(0), eps, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+@cache
+def _function(dtype: str) -> Callable[..., None]:
+    return c_function(f"gated_rms_norm_{dtype}", *[c_void_p] * 4, *[c_int64] * 4, c_float, c_int)

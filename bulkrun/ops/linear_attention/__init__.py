@@ -1,0 +1,1 @@
+"""Attention that keeps a state of one size per sequence instead of keys and values: references."""

@@ -1,0 +1,53 @@
+"""The norm behind a delta rule in Triton: a program has some heads of one token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_NUMBERS = 1024  # of a program
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As the reference."""
+    num_tokens, num_heads, size = x.shape
+    assert x.is_contiguous() and gate.stride()[1:] == (size, 1) and weight.is_contiguous()
+    out, block = torch.empty_like(x), triton.next_power_of_2(size)
+    heads = max(1, min(_NUMBERS // block, triton.next_power_of_2(num_heads)))
+    if num_tokens:
+        _gated_rms_norm_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
+            x, gate, weight, out, eps, gate.stride(0),
+            NUM_HEADS=num_heads, SIZE=size, HEADS=heads, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _gated_rms_norm_kernel(
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    gate_stride,
+    NUM_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head_H = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    index_E = tl.arange(0, BLOCK)
+    is_real_E = index_E < SIZE
+    is_real_HE = (head_H < NUM_HEADS)[:, None] & is_real_E[None, :]
+    place_HE = head_H[:, None] * SIZE + index_E[None, :]
+    x_HE = tl.load(x_ptr + token * (NUM_HEADS * SIZE) + place_HE, mask=is_real_HE, other=0.0)
+    gate_HE = tl.load(gate_ptr + token * gate_stride + place_HE, mask=is_real_HE, other=0.0).to(tl.float32)
+    weight_E = tl.load(weight_ptr + index_E, mask=is_real_E, other=0.0).to(tl.float32)
+    number_HE = x_HE.to(tl.float32)
+    scale_H = tl.rsqrt(tl.sum(number_HE * number_HE, 1) / SIZE + eps)
+    normed_HE = (number_HE * scale_H[:, None]).to(x_HE.dtype).to(tl.float32)
+    weighted_HE = (normed_HE * weight_E[None, :]).to(x_HE.dtype).to(tl.float32)  # rounded as the reference does
+    out_HE = weighted_HE * (gate_HE * tl.sigmoid(gate_HE))
+    tl.store(out_ptr + token * (NUM_HEADS * SIZE) + place_HE, out_HE, mask=is_real_HE)

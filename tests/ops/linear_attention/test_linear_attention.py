@@ -1,0 +1,185 @@
+"""Ops of linear attention: the references beside transformers' own, and compiled ones and kernels beside these.
+
+Triton's interpreter runs the kernels where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated, torch_recurrent_gated_delta_rule
+
+from bulkrun import ops
+from bulkrun.ops.cpu import causal_conv as cpu_conv
+from bulkrun.ops.cpu import gated_delta_rule as cpu_rule
+from bulkrun.ops.cpu import gated_rms_norm as cpu_norm
+from bulkrun.ops.cpu.library import library
+from bulkrun.ops.linear_attention import causal_conv, gated_delta_rule, gated_rms_norm
+from bulkrun.ops.triton import causal_conv as triton_conv
+from bulkrun.ops.triton import gated_delta_rule as triton_rule
+from bulkrun.ops.triton import gated_rms_norm as triton_norm
+from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, Part, make_meta, num_tokens
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+STEPS = {"mixed": MIXED, "decode": DECODE}
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
+ERRORS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+class Heads(NamedTuple):
+    key_heads: int
+    heads: int
+    size: int
+    value_size: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.size + self.heads * self.value_size
+
+
+SHAPES = [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80), Heads(1, 1, 128, 64)]
+
+
+def twins(module: object, name: str) -> list[object]:
+    """The C++ one, where there is a compiler, and the kernel."""
+    skip = pytest.mark.skipif(library() is None, reason="no compiled ops")
+    of_cpu, of_gpu = module  # type: ignore[misc]
+    return [
+        pytest.param(getattr(of_cpu, name), marks=skip, id="compiled"),
+        pytest.param(getattr(of_gpu, name), id="triton"),
+    ]
+
+
+def device_of(op: Callable[..., object], dtype: torch.dtype) -> str:
+    """Where an op runs; skips what the interpreter has wrong."""
+    if not op.__module__.startswith("bulkrun.ops.triton"):
+        return "cpu"
+    if GPU == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter is wrong for bf16")
+    return GPU
+
+
+def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
+    """qkv, ba, a_log, dt_bias and states; the projections are cut out of wider ones."""
+    torch.manual_seed(0)
+    total = num_tokens(parts) + num_padding
+    qkv_TC = torch.randn(total, heads.channels).to(dtype)
+    ba_TG = torch.randn(total, 2 * heads.heads + 3).to(dtype)[:, : 2 * heads.heads]
+    state = torch.randn(NUM_ROWS, heads.heads, heads.size, heads.value_size)
+    return [qkv_TC, ba_TG, torch.randn(heads.heads), torch.randn(heads.heads), state]
+
+
+def test_the_rule_is_that_of_transformers() -> None:
+    heads, part = SHAPES[0], Part(2, 0, 21)
+    qkv_TC, ba_TG, a_log_H, dt_bias_H, state = rule_inputs(heads, [part], torch.float32)
+    key_dim = heads.key_heads * heads.size
+    q, k, v = qkv_TC[None].split([key_dim, key_dim, heads.heads * heads.value_size], dim=2)
+    b, a = ba_TG[None].chunk(2, dim=2)
+    expected, last = torch_recurrent_gated_delta_rule(
+        q.unflatten(2, (-1, heads.size)), k.unflatten(2, (-1, heads.size)), v.unflatten(2, (-1, heads.value_size)),
+        g=-a_log_H.exp() * F.softplus(a + dt_bias_H), beta=b.sigmoid(),
+        output_final_state=True, use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, make_meta([part]))
+    torch.testing.assert_close(out_THV, expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(state[part.row], last[0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_norm_is_that_of_transformers() -> None:
+    torch.manual_seed(0)
+    norm = Qwen3_5RMSNormGated(24, eps=1e-6)
+    norm.weight.data.uniform_(0.5, 1.5)
+    x, gate = torch.randn(2, 7, 3, 24)
+    out = gated_rms_norm.gated_rms_norm(x, gate, norm.weight.data, 1e-6)
+    torch.testing.assert_close(out, norm(x, gate).detach(), atol=1e-6, rtol=1e-6)
+
+
+def test_the_convolution_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    x_TC, weight_WC, state = torch.randn(9, 5), torch.randn(4, 5), torch.full((NUM_ROWS, 3, 5), float("nan"))
+    expected = F.silu(F.conv1d(x_TC.T, weight_WC.T[:, None], padding=3, groups=5)[:, :9]).T
+    torch.testing.assert_close(
+        causal_conv.causal_conv_silu(x_TC, weight_WC, state, make_meta([Part(4, 0, 9)])), expected
+    )
+    assert torch.equal(state[4], x_TC[-3:]), "the inputs that the next token sees"
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", twins((cpu_conv, triton_conv), "causal_conv_silu"))
+def test_convolutions_equal_their_reference(op: Callable[..., torch.Tensor], dtype: torch.dtype, step: str) -> None:
+    torch.manual_seed(0)
+    device, parts, num_padding = device_of(op, dtype), STEPS[step], 3
+    for num_channels, num_taps in ((70, 4), (16, 2), (300, 5)):
+        x_TC = torch.randn(num_tokens(parts) + num_padding, num_channels + 9).to(device, dtype)[:, :num_channels]
+        weight_WC = torch.randn(num_taps, num_channels).to(device, dtype)
+        state = torch.randn(NUM_ROWS, num_taps - 1, num_channels).to(device, dtype)
+        for part in (part for part in parts if part.count):
+            if part.before:
+                state[part.row, : max(0, num_taps - 1 - part.before)] = 0.0
+            else:
+                state[part.row] = float("nan")  # another's
+        meta, expected_state = make_meta(parts, device, num_padding=num_padding), state.clone()
+        out = op(x_TC, weight_WC, state, meta)
+        expected = causal_conv.causal_conv_silu(x_TC, weight_WC, expected_state, meta)
+        torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
+        torch.testing.assert_close(state, expected_state, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))
+def test_rules_equal_their_reference(
+    op: Callable[..., torch.Tensor], dtype: torch.dtype, heads: Heads, step: str
+) -> None:
+    device, parts = device_of(op, dtype), STEPS[step]
+    inputs = [one.to(device) for one in rule_inputs(heads, parts, dtype, num_padding=3)]
+    state, begins = inputs[-1], [part.row for part in parts if part.count and not part.before]
+    state[begins] = float("nan")
+    meta, expected_state = make_meta(parts, device, num_padding=3), state.clone()
+    out = op(*inputs, meta)
+    expected = gated_delta_rule.gated_delta_rule(*inputs[:-1], expected_state, meta)
+    torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
+    torch.testing.assert_close(state, expected_state, atol=2e-5, rtol=2e-5)
+    untouched = [row for row in range(NUM_ROWS) if row not in {part.row for part in parts if part.count}]
+    assert torch.equal(state[untouched], inputs[-1][untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", twins((cpu_norm, triton_norm), "gated_rms_norm"))
+def test_norms_equal_their_reference(op: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    device = device_of(op, dtype)
+    for num_heads, size in ((3, 24), (5, 128), (1, 16)):
+        x = torch.randn(6, num_heads, size).to(device, dtype)
+        gate = torch.randn(6, num_heads * size + 5).to(device, dtype)[:, 5:].unflatten(1, (num_heads, size))
+        weight = torch.rand(size).to(device, dtype)
+        out, expected = op(x, gate, weight, 1e-6), gated_rms_norm.gated_rms_norm(x, gate, weight, 1e-6)
+        torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_how_tokens_are_spread_over_steps(dtype: torch.dtype) -> None:
+    heads, count = SHAPES[0], 37
+    qkv_TC, ba_TG, a_log_H, dt_bias_H, state = rule_inputs(heads, [Part(2, 0, count)], dtype)
+    weight_WC = torch.randn(4, heads.channels).to(dtype)
+
+    def run(pieces: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        states, conv_states = state.clone(), torch.zeros(NUM_ROWS, 3, heads.channels, dtype=dtype)
+        outs, first = [], 0
+        for piece in pieces:
+            rows, meta = slice(first, first + piece), make_meta([Part(2, first, piece)])
+            mixed = ops.causal_conv_silu(qkv_TC[rows], weight_WC, conv_states, meta)
+            outs.append(ops.gated_delta_rule(mixed, ba_TG[rows], a_log_H, dt_bias_H, states, meta))
+            first += piece
+        return torch.cat(outs), states[2]
+
+    if library() is None:
+        pytest.skip("sums of the reference depend on how many sequences are beside")
+    whole, pieces = run([count]), run([1, 1, 16, 1, 7, 11])
+    assert torch.equal(whole[0], pieces[0]) and torch.equal(whole[1], pieces[1])
