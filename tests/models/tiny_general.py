@@ -55,7 +55,7 @@ _SHARED_KV = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
-GEMMA4 = {
+_GEMMA4 = {
     **_SHARED_KV,
     **_PER_LAYER_INPUTS,
     "global_head_dim": 32,
@@ -145,10 +145,10 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
         },
     ),
-    "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
     "gemma4_moe": (
         "Gemma4ForCausalLM",
-        GEMMA4
+        _GEMMA4
         | {
             "hidden_size_per_layer_input": 0,
             "num_kv_shared_layers": 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
+
+
+def known(variants: Iterable[str]) -> list[str]:
+    """Those of the variants whose architecture this version of transformers has."""
+    architectures = {name: architecture for name, (architecture, _) in (VARIANTS | GENERAL_VARIANTS).items()}
+    return [name for name in variants if hasattr(transformers, architectures[name])]
 
 
 def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
