@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from bulkrun.sampling_params import (
+    ABSENT,
     BOUNDS,
     STRUCTURE_BOUNDS,
     LogprobsOver,
@@ -24,6 +25,7 @@ from bulkrun.sampling_params import (
 )
 
 __all__ = [
+    "ABSENT",
     "BOUNDS",
     "ERROR_CODES",
     "STRUCTURE_BOUNDS",
@@ -67,7 +69,7 @@ ERROR_CODES: Mapping[str, str] = MappingProxyType(
         "too_long": "the prompt leaves no room for an output (model's length, run.max_tokens_per_row)",
         "no_answer": "the output ended inside its thoughts (sampling.thinking), which are in the column reasoning",
         "invalid_schema": "the text is not what structured_outputs or tool_choice asks for, or was cut before its end",
-        "grammar_failed": "the schema, regex or grammar cannot be used, or left no token to go on with",
+        "grammar_failed": "the schema, regex, grammar or bad_words cannot be used, or left no token to go on with",
         "runaway": "the output ran in circles; response has the text so far",
         "timeout": "the row's time was over; response has the text so far",
         "engine_error": "the engine failed on this row alone, or its numbers were not finite",
@@ -216,7 +218,10 @@ class StopMatcherFactory(Protocol):
 
 
 class TokenConstraint(Protocol):
-    """Which tokens one sequence may take next: a grammar, a thinking budget, or both. One thread at a time uses it."""
+    """Which tokens one sequence may take next: a grammar, a thinking budget, lists of tokens, or several of them.
+
+    One thread at a time uses it.
+    """
 
     def fill_mask(self, mask: memoryview) -> bool:
         """Write the allowed tokens into `mask` (int32 words, bit k of word w: token 32 w + k); False: all are allowed.
@@ -242,8 +247,8 @@ class TokenConstraint(Protocol):
 class TokenConstraintFactory(Protocol):
     """Makes the constraint of a sequence, None where its sampling needs none.
 
-    Injected, so that the engine knows no text. Raises ValueError, with what is wrong, for a schema, regex or grammar
-    that cannot be used. `prompt_token_ids` tell whether the prompt ends in the middle of thoughts.
+    Injected, so that the engine knows no text. Raises ValueError, with what is wrong, for a schema, regex, grammar or
+    word that cannot be used. `prompt_token_ids` tell whether the prompt ends in the middle of thoughts.
     """
 
     def __call__(self, sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> TokenConstraint | None: ...

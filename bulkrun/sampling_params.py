@@ -12,13 +12,34 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+_BEAMS = "there is no beam search; sampling.best_of in a job file keeps the likeliest of several samples"
+_SPECIAL_TOKENS = "texts are made of all tokens but the special ones"
+# Parameters of vLLM's that are nowhere here, each with what is in their place.
+ABSENT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping", "num_beams"), _BEAMS),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "detokenize"), _SPECIAL_TOKENS),
+        "include_stop_str_in_output": "a text ends before its stop string",
+        "logits_processors": "no code runs between tokens; logit_bias, bad_words and allowed_token_ids are here",
+        "truncate_prompt_tokens": "run.on_too_long in a job file says what becomes of prompts that are too long",
+        "thinking_token_budget": "the key thinking has it: {max_tokens: ...}",
+        "repetition_detection": "the key repetition_stop ends such outputs",
+        "suppress_tokens": "the key logit_bias forbids tokens: -100",
+    }
+)
 # Parameters that vLLM has here and an engine has no use for, each with where it belongs.
 _NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
+        **ABSENT,
+        "guided_decoding": "write structured_outputs",
         "n": "give a prompt n times, or set sampling.n in a job file",
         "best_of": "set sampling.best_of in a job file",
         "seed": 'give the sampling as a mapping, {"seed": 7, ...}, or the model its own: LLM(model, seed=7)',
     }
+)
+# Parameters that are lists, each with what None means.
+_LISTS: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
+    {"stop": (), "stop_token_ids": (), "bad_words": (), "allowed_token_ids": None}
 )
 _MOST_BIAS = 100  # OpenAI's and vLLM's
 _LEAST_TEMPERATURE = 1e-5  # vLLM's; logits divided by much less are infinite in float32
@@ -72,7 +93,9 @@ STRUCTURE_BOUNDS: Mapping[str, Mapping[str, Bound]] = MappingProxyType(
     }
 )
 # Abstract types behind the usual ones, which take a tenth of the time to tell.
-_TYPES = {int: ("whole number", (int, Integral)), float: ("number", (int, float, Real))}
+_TYPES: Mapping[type, tuple[str, tuple[type, ...]]] = MappingProxyType(
+    {int: ("whole number", (int, Integral)), float: ("number", (int, float, Real)), str: ("text", (str,))}
+)
 
 
 class StructuredOutput(NamedTuple):
@@ -133,11 +156,12 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and the penalties' defaults switch the
     respective filter off. `logit_bias`, a mapping or pairs, is added to the logits of token ids: -100 to 100, as good
-    as never and always. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones', among all
-    tokens or, by `logprobs_over`, those that `structured_outputs` and the like allow in their place;
-    `prompt_logprobs` the same for the tokens of the prompt, among all. `structured_outputs` and `thinking` constrain
-    which tokens may come next (they need a `TokenConstraintFactory`). `tool_calls` is for whoever reads the output.
-    `timeout_s` is counted from the first step of the request.
+    as never and always. `bad_words` are texts that do not come, `allowed_token_ids` (None: all) the only tokens that
+    do, whether or not an end-of-sequence token is among them. `logprobs` None returns none, k >= 0 the chosen token's
+    and the k most likely ones', among all tokens or, by `logprobs_over`, those that `structured_outputs` and the like
+    allow in their place; `prompt_logprobs` the same for the tokens of the prompt, among all. `structured_outputs`,
+    `thinking` and both lists constrain which tokens may come next (they need a `TokenConstraintFactory`). `tool_calls`
+    is for whoever reads the output. `timeout_s` is counted from the first step of the request.
     """
 
     max_tokens: int = 256
@@ -152,6 +176,8 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -170,11 +196,14 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids"):  # vLLM takes none, one text (no sequence of letters) and lists too
+        for name, default in _LISTS.items():  # vLLM takes none, one text (no sequence of letters) and lists too
             if not isinstance(value := getattr(self, name), tuple):
                 is_many = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-                object.__setattr__(self, name, () if value is None else tuple(value) if is_many else (value,))
-        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+                object.__setattr__(self, name, default if value is None else tuple(value) if is_many else (value,))
+        try:
+            object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+        except (TypeError, ValueError):
+            raise ValueError(f"logit_bias: {self.logit_bias!r} is not a mapping of token ids to numbers") from None
         for problem in self.problems():
             raise ValueError(problem)
 
@@ -189,13 +218,19 @@ class SamplingParams:
             if not isinstance(value, types) and not (value is None and bound.is_optional):
                 fix = "; LLM.max_model_len means: as many as fit" if name == "max_tokens" else ""
                 wrong.append(f"{name}: {value!r} is not a {kind}{fix}")
-        wrong += [f"stop: {text!r} is not a text" for text in self.stop if not isinstance(text, str)]
-        ids = self.stop_token_ids
-        wrong += [f"stop_token_ids: {i!r} is not a whole number" for i in ids if not isinstance(i, (int, Integral))]
+        for name in _LISTS:
+            wrong += self._wrong_entries(name)
         for token_id, bias in self.logit_bias:
             if not isinstance(token_id, (int, Integral)) or not isinstance(bias, (int, float, Real)):
                 wrong.append(f"logit_bias: {token_id!r}: {bias!r} is not a token id and a number")
+        if self.ignore_eos not in (True, False):  # as a text that says no
+            wrong.append(f"ignore_eos: {self.ignore_eos!r} is not true or false")
         return wrong + self._wrong_structures()
+
+    def _wrong_entries(self, name: str) -> list[str]:
+        kind, types = _TYPES[int if name.endswith("_ids") else str]
+        entries = getattr(self, name) or ()
+        return [f"{name}: {entry!r} is not a {kind}" for entry in entries if not isinstance(entry, types)]
 
     def _wrong_structures(self) -> list[str]:
         wrong = []
@@ -218,9 +253,20 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             if not abs(bias) <= _MOST_BIAS:
                 wrong.append(f"logit_bias: {bias!r} for token {token_id} is not between -{_MOST_BIAS} and {_MOST_BIAS}")
-        if not all(self.stop):
-            wrong.append(f"stop: {self.stop!r} is not free of empty strings")
-        return wrong + self._out_of_range_within()
+        for name in ("stop", "bad_words"):
+            if not all(texts := getattr(self, name)):
+                wrong.append(f"{name}: {texts!r} is not free of empty strings")
+        return wrong + self._wrong_allowed() + self._out_of_range_within()
+
+    def _wrong_allowed(self) -> list[str]:
+        if (allowed := self.allowed_token_ids) is None:
+            return []
+        if not allowed:
+            return ["allowed_token_ids: an empty list allows no token at all; name some, or leave it out"]
+        likelier = [token_id for token_id, bias in self.logit_bias if bias > 0]
+        others = set(likelier).difference(allowed)
+        what = "is made likelier and is not among allowed_token_ids; add it there, or take out its bias"
+        return [f"logit_bias: token {token_id} {what}" for token_id in likelier if token_id in others]
 
     def _out_of_range_within(self) -> list[str]:
         """The wrong numbers of the structures that are there, of another type or beyond their limits."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
-from bulkrun.job.jobfile.sampling import Choosing, RepetitionStopSpec, SamplingSpec
+from bulkrun.job.jobfile.repetition_stop import RepetitionStopSpec
+from bulkrun.job.jobfile.sampling import Choosing, SamplingSpec
 from bulkrun.job.jobfile.thinking import ThinkingSpec
-from bulkrun.request import BOUNDS, STRUCTURE_BOUNDS, RepetitionStop, SamplingParams, Thinking
+from bulkrun.request import ABSENT, BOUNDS, STRUCTURE_BOUNDS, RepetitionStop, SamplingParams, Thinking
 
 
 def test_every_number_is_in_the_table() -> None:
@@ -39,6 +42,43 @@ def test_a_job_s_keys_have_the_same_limits(name: str) -> None:
         del limits["le"]  # 2**31 - 1 as a limit says less than the words of the table
     for kind, limit in limits.items():
         assert [getattr(one, kind) for one in metadata if hasattr(one, kind)] == [limit]
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"logit_bias": 5}, "logit_bias: 5 is not a mapping of token ids to numbers"),
+        ({"logit_bias": [5]}, "logit_bias: [5] is not a mapping"),
+        ({"logit_bias": "5"}, "logit_bias: '5' is not a mapping"),
+        ({"ignore_eos": "no"}, "ignore_eos: 'no' is not true or false"),
+        ({"ignore_eos": None}, "ignore_eos: None is not true or false"),
+        ({"stop": 5}, "stop: 5 is not a text"),
+        ({"bad_words": ["a", 5]}, "bad_words: 5 is not a text"),
+        ({"bad_words": ["a", ""]}, "bad_words: ('a', '') is not free of empty strings"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids: '5' is not a whole number"),
+        ({"allowed_token_ids": [5, 6.5]}, "allowed_token_ids: 6.5 is not a whole number"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: an empty list allows no token at all"),
+        (
+            {"allowed_token_ids": [5], "logit_bias": {6: 1.0}},
+            "logit_bias: token 6 is made likelier and is not among allowed_token_ids; add it there",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_one_line(params: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
+        SamplingParams(**params)
+
+
+@pytest.mark.parametrize("name", [*ABSENT, "guided_decoding", "n", "seed"])
+def test_a_parameter_of_vllm_that_is_not_here_is_told_what_is(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^SamplingParams has no {name}: [a-z]"):
+        SamplingParams(**{name: None})
+
+
+def test_lists_may_be_anything_that_has_entries() -> None:
+    made = SamplingParams(bad_words="a", allowed_token_ids=np.array([5, 6]), logit_bias={7: -1.0}, ignore_eos=np.True_)
+    assert (made.bad_words, made.allowed_token_ids) == (("a",), (5, 6))
+    assert SamplingParams(bad_words=None, allowed_token_ids=None) == SamplingParams()
 
 
 STRUCTURES = {"thinking": Thinking("<think>", "</think>"), "repetition_stop": RepetitionStop(4, 3, 12)}

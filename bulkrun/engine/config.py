@@ -13,6 +13,7 @@ import torch
 
 from bulkrun.engine.memory import DeviceMemory
 from bulkrun.engine.scheduling.batching import BatchingPolicy, batching_policy, check_batching
+from bulkrun.engine.state_rows import most_sequences, num_kept_states
 from bulkrun.errors import UsageError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
@@ -30,7 +31,6 @@ from bulkrun.settings import (
 
 MIN_BLOCKS = 2  # the null block and one to use
 MIN_MODEL_LEN = 2  # a prompt token and an output token
-KEPT_STATES = 8  # prefixes within prefixes, and some beside them; one takes as much as a sequence
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 _MIB = 2**20
 
@@ -44,7 +44,6 @@ class EngineConfig:
     max_model_len: int
     block_size: int
     num_blocks: int
-    num_kept_states: int | None  # of prefixes, of a model that keeps a state of each sequence; None: of another
     enable_prefix_caching: bool
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
@@ -54,6 +53,7 @@ class EngineConfig:
     async_scheduling: bool
     enforce_eager: bool
     is_pool_given: bool  # the user gave its size: no other will do
+    num_kept_states: int | None = None  # of prefixes, where sequences of the model have states; None: they have none
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -87,9 +87,7 @@ class EngineConfig:
         draft = _draft(model_config, dtype, device, args)
         pool_bytes, explanation = args.kv_cache_memory_bytes, None
         if pool_bytes is None and device.type == "cpu":
-            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes()) - draft.num_state_rows * bytes_per_row(
-                model_config, dtype
-            )
+            pool_bytes, explanation = _beside_states(draft, int(CPU_RAM_SHARE * available_ram_bytes()), model_config)
         if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
             memory, share = measure(draft), args.gpu_memory_utilization
@@ -102,14 +100,15 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
     """All sizes but the pool's, which is the smallest there can be."""
     check_batching(args.batching, args.batching_window_s)
     refuse_empty_steps(args)
-    num_seqs, num_tokens = _batch_sizes(device, args.max_num_seqs, args.max_num_batched_tokens)
+    most = most_sequences(model_config, dtype, device, DEFAULT_MAX_NUM_SEQS[device.type])
+    num_seqs, num_tokens = _batch_sizes(device, most, args.max_num_seqs, args.max_num_batched_tokens)
     return EngineConfig(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
         max_model_len=model_config.model_len(args.max_model_len),
         block_size=args.block_size or DEFAULT_BLOCK_SIZE,
         num_blocks=MIN_BLOCKS,
-        num_kept_states=_num_kept_states(model_config, dtype, args),
+        num_kept_states=num_kept_states(model_config, dtype, args),
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=dtype,
         kv_cache_dtype=_kv_dtype(args.kv_cache_dtype, dtype, device),
@@ -120,13 +119,6 @@ def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, 
         enforce_eager=args.enforce_eager,
         is_pool_given=args.kv_cache_memory_bytes is not None,
     )
-
-
-def _num_kept_states(model_config: ModelConfig, dtype: torch.dtype, args: EngineArgs) -> int | None:
-    """None but with continuous batching: the others let nobody in later, so nobody can wait for one."""
-    if not bytes_per_row(model_config, dtype):
-        return None
-    return KEPT_STATES if args.enable_prefix_caching and args.batching == "continuous" else 0
 
 
 def refuse_empty_steps(args: EngineArgs) -> None:
@@ -142,9 +134,9 @@ def schedules_ahead(args: EngineArgs, device: torch.device) -> bool:
     return device.type == "cuda" if args.async_scheduling is None else args.async_scheduling
 
 
-def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
+def _batch_sizes(device: torch.device, most: int, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
     if num_seqs is None:
-        num_seqs = min(DEFAULT_MAX_NUM_SEQS[device.type], num_tokens or DEFAULT_MAX_NUM_SEQS[device.type])
+        num_seqs = min(most, num_tokens or most)
     if num_tokens is None:
         num_tokens = max(DEFAULT_MAX_NUM_BATCHED_TOKENS[device.type], num_seqs)
     if num_tokens < num_seqs:
@@ -179,6 +171,18 @@ def _with_pool(
     sized = replace(draft, max_model_len=min(draft.max_model_len, longest))
     useful_blocks = sized.max_num_seqs * sized.max_blocks_per_seq
     return replace(sized, num_blocks=min(num_blocks, 1 + useful_blocks))
+
+
+def _beside_states(draft: EngineConfig, share_bytes: int, model_config: ModelConfig) -> tuple[int, str | None]:
+    """What the states of a CPU's sequences leave for keys and values, and, of a model that has some, why it is so."""
+    state_bytes = draft.num_state_rows * bytes_per_row(model_config, draft.dtype)
+    left_bytes = share_bytes - state_bytes
+    if not state_bytes:
+        return left_bytes, None
+    return left_bytes, (
+        f"engine.max_num_seqs: {draft.num_state_rows} rows of states take {state_bytes / _MIB:.1f} MiB, and of the "
+        f"{share_bytes / _MIB:.1f} MiB for them and the KV pool {max(0, left_bytes) / _MIB:.1f} MiB are left, which"
+    )
 
 
 def _too_small(where: str, longest: int, needed: int, token_bytes: float) -> UsageError:

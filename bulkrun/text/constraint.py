@@ -18,6 +18,7 @@ from bulkrun.errors import ModelError
 from bulkrun.request import Progress, SamplingParams, StructuredOutput, TokenConstraint, TokenConstraintFactory
 from bulkrun.text.grammar import parser_limits, short_message, spells, to_grammar, without_forcing
 from bulkrun.text.thinking import ThinkingConstraint, ThinkingMarkers
+from bulkrun.text.token_lists import ListedTokens, TokenLists, word_token_ids
 from bulkrun.text.tokenizer import Tokenizer
 
 _CACHED_GRAMMARS = 128
@@ -162,8 +163,17 @@ class _Constraints:
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer, eos_token_ids)
         self._markers = lru_cache(_CACHED_GRAMMARS)(lambda start, end: ThinkingMarkers(tokenizer, start, end))
+        self._lists = lru_cache(_CACHED_GRAMMARS)(
+            lambda words, allowed: TokenLists(word_token_ids(tokenizer, words), allowed)
+        )
 
     def __call__(self, sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> TokenConstraint | None:
+        inner = self._of_text(sampling, prompt_token_ids)
+        if not sampling.bad_words and sampling.allowed_token_ids is None:
+            return inner
+        return ListedTokens(self._lists(sampling.bad_words, sampling.allowed_token_ids), inner)
+
+    def _of_text(self, sampling: SamplingParams, prompt_token_ids: Sequence[int]) -> TokenConstraint | None:
         structured, thinking = sampling.structured_outputs, sampling.thinking
         answer = self._grammars.constraint(structured) if structured is not None else None
         if thinking is None or (answer is None and thinking.max_tokens is None):
@@ -176,7 +186,7 @@ class _Constraints:
 def token_constraint_factory(tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> TokenConstraintFactory:
     """Makes constraints over `tokenizer`. `eos_token_ids` end a whole output; default: the tokenizer's own.
 
-    The factory raises ValueError for a schema, regex or grammar that cannot be used, ModelError for a tokenizer that
-    cannot be constrained. It looks at the prompt for thoughts that a chat template began.
+    The factory raises ValueError for a schema, regex, grammar or word that cannot be used, ModelError for a tokenizer
+    that cannot be constrained. It looks at the prompt for thoughts that a chat template began.
     """
     return _Constraints(tokenizer, eos_token_ids)

@@ -15,7 +15,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m")
+SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m", "qwen3.5-0.8b")
+_GAINS_BESIDE_1 = ("gemma3_text", "qwen3_5_text")  # 1 is added to them
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -49,6 +50,11 @@ def _model(shape: str) -> transformers.PreTrainedModel:
         sizes = _sizes(hidden=640, intermediate=2048, layers=18, heads=4, kv_heads=1, head_dim=256, vocab=16384)
         config = transformers.Gemma3TextConfig(**sizes, **special, sliding_window=512, query_pre_attn_scalar=256)
         return transformers.Gemma3ForCausalLM(config)
+    if shape == "qwen3.5-0.8b":  # the text part's body, with a vocabulary cut down as below
+        sizes = _sizes(hidden=1024, intermediate=3584, layers=24, heads=8, kv_heads=2, head_dim=256, vocab=16384)
+        heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 16}
+        config = transformers.Qwen3_5TextConfig(**sizes, **special, **heads, tie_word_embeddings=True)
+        return transformers.Qwen3_5ForCausalLM(config)
     assert shape == "qwen3-0.6b", f"no shape {shape}"
     # the body of Qwen3-0.6B; its vocabulary of 151,936 is cut down to what can be trained here
     sizes = _sizes(hidden=1024, intermediate=3072, layers=28, heads=16, kv_heads=8, head_dim=128, vocab=16384)
@@ -78,7 +84,7 @@ def _randomize(model: transformers.PreTrainedModel) -> None:
             parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
     final_norm = model.model.norm.weight
     signs = torch.randint(0, 2, final_norm.shape, generator=generator) * 2 - 1
-    final_norm.copy_(signs - 1 if model.config.model_type == "gemma3_text" else signs)  # Gemma adds 1 to its gains
+    final_norm.copy_(signs - 1 if model.config.model_type in _GAINS_BESIDE_1 else signs)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

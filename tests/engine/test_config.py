@@ -11,9 +11,11 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.state_rows import KEPT_STATES
 from bulkrun.errors import UsageError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
+from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.settings import EngineArgs
 
 CPU = torch.device("cpu")
@@ -42,6 +44,26 @@ def test_a_longer_context_than_the_default_is_there_for_those_who_ask(model_dir)
     assert _resolve(stretched, max_model_len=2048).max_model_len == 2048
     with pytest.raises(UsageError, match=r"max_model_len: 2049 is above the model's 2048 positions; at most 2048"):
         _resolve(stretched, max_model_len=2049)
+
+
+def test_states_take_a_share_of_the_memory_and_what_is_asked_for_more(
+    model_dir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelConfig.from_dir(model_dir("qwen3_5"))
+    row = bytes_per_row(model, torch.float32)
+    assert row == 3 * 4 * (3 * 192 + 4 * 16 * 32)  # layers of float32; a convolution's inputs, heads' matrices
+    free = 4 * row * (KEPT_STATES + 5)
+    for module in ("state_rows", "config"):
+        monkeypatch.setattr(f"bulkrun.engine.{module}.available_ram_bytes", lambda: free)
+    config = _resolve(model, kv_cache_memory_bytes=2**20)
+    assert (config.max_num_seqs, config.num_kept_states, config.num_state_rows) == (5, KEPT_STATES, KEPT_STATES + 5)
+    assert _resolve(model, kv_cache_memory_bytes=2**20, max_num_seqs=9).max_num_seqs == 9
+    for settings in ({"enable_prefix_caching": False}, {"batching": "static"}):
+        assert _resolve(model, kv_cache_memory_bytes=2**20, **settings).num_kept_states == 0
+    with pytest.raises(
+        UsageError, match=r"engine\.max_num_seqs: 17 rows of states take 0\.5 MiB.* 0\.0 MiB are left, which hold 0 tok"
+    ):
+        _resolve(model, max_num_seqs=9)
 
 
 def test_memory_bounds_the_pool_and_then_the_length(model_config: ModelConfig) -> None:

@@ -22,6 +22,7 @@ from bulkrun.ops.triton import fp8_experts, fp8_linear, partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.gpu_stand_in import GpuStandIn, gpu_stand_in
+from tests.engine.step.test_token_lists import lists_factory
 from tests.engine.step.test_token_masks import _grammar, steps_factory
 from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.fake_quantized import assert_best, with_fake_quantized_projections
@@ -85,6 +86,19 @@ def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_
     assert not gpu.waits
 
 
+def test_captured_steps_bring_states_forward(make_engine: EngineFactory) -> None:
+    """With a prefix long enough that its state is kept."""
+    asked = [*greedy_requests(), *(Request(f"long{n}", [*range(3, 38), 90 + n], GREEDY) for n in range(2))]
+    expected = by_transformers("qwen3_5", asked)
+    with gpu_stand_in() as gpu:
+        engine = make_engine("qwen3_5", device="cuda", **SMALL)
+        gpu.waits.clear()
+        assert tokens(engine, asked) == expected
+    assert engine.stats().num_cached_tokens == 32
+    assert gpu.num_replays > engine.stats().num_steps // 2
+    assert not gpu.waits
+
+
 @pytest.mark.parametrize("variant", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES)])
 def test_steps_with_experts_in_fp8_are_captured(
     make_engine: EngineFactory, model_dir: Callable[[str], Path], variant: str, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +130,21 @@ def test_forced_tokens_reach_captured_steps(make_engine: EngineFactory) -> None:
         assert tokens(engine, requests) == expected
     assert engine.stats().num_forced_tokens == 7
     assert gpu.num_replays > 1
+
+
+def test_lists_of_words_and_tokens_hold_in_captured_steps(make_engine: EngineFactory) -> None:
+    only = SamplingParams(max_tokens=5, temperature=0.8, ignore_eos=True, allowed_token_ids=[5, 9], bad_words=["5 9"])
+    words = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, bad_words=["7", "30 31"])
+    requests = [Request("only", [5, 6, 7], only), Request("words", [5], words), Request("free", [5], GREEDY)]
+    expected = tokens(make_engine(constraint_factory=lists_factory), requests)
+    with gpu_stand_in() as gpu:
+        engine = make_engine(
+            device="cuda", constraint_factory=lists_factory, max_num_batched_tokens=8, max_num_seqs=3, max_model_len=32
+        )
+        gpu.waits.clear()
+        assert tokens(engine, requests) == expected
+    assert gpu.num_replays > 1
+    assert not gpu.waits
 
 
 @pytest.mark.slow

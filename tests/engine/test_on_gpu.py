@@ -6,6 +6,7 @@ Skipped where there is no GPU (CI has none). `python -m pytest -m gpu` runs them
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from bulkrun.models.loading import kept_four_bits
 from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine import test_stored_quantized as stored_quantized
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.engine.step.test_token_lists import lists_factory
 from tests.engine.step.test_token_masks import STEPS, _grammar, steps_factory
 from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
@@ -46,7 +48,7 @@ def test_greedy_float32_tokens_equal_transformers(make_engine: EngineFactory, va
         assert list(completions[request.request_id].token_ids) == expected
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral_sliding", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "mistral_sliding", "qwen2", "qwen3", "qwen3_5"])
 def test_bfloat16_first_tokens_are_near_the_best_of_float32(make_engine: EngineFactory, variant: str) -> None:
     """One token each: where bf16 chooses another one, float32 must have found it nearly as likely."""
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=20)
@@ -92,6 +94,20 @@ def test_forced_tokens_are_those_of_the_masks(make_engine: EngineFactory) -> Non
     for request_id, completion in run(engine, requests).items():
         assert completion.token_ids == on_cpu[request_id].token_ids
     assert engine.stats().num_forced_tokens > 0
+
+
+def test_lists_of_words_and_tokens_hold(make_engine: EngineFactory) -> None:
+    only = SamplingParams(
+        max_tokens=20, temperature=0.8, ignore_eos=True, allowed_token_ids=[5, 9, 31], bad_words=["5 9"]
+    )
+    free = run(make_engine(), [Request(str(i), prompt, GREEDY) for i, prompt in enumerate(prompts())])
+    requests = [Request(f"only{i}", prompt, only, seed=i) for i, prompt in enumerate(prompts())]
+    for i, prompt in enumerate(prompts()):
+        words = [" ".join(map(str, free[str(i)].token_ids[place : place + 2])) for place in (1, 4, 9)]
+        requests.append(Request(f"words{i}", prompt, replace(GREEDY, bad_words=words)))
+    on_cpu = run(make_engine(constraint_factory=lists_factory), requests)
+    for request_id, completion in run(make_engine(device="cuda", constraint_factory=lists_factory), requests).items():
+        assert completion.token_ids == on_cpu[request_id].token_ids
 
 
 def test_sampled_tokens_do_not_depend_on_the_crowd(make_engine: EngineFactory) -> None:

@@ -29,6 +29,7 @@ from tests.models.tiny_models import VOCAB_SIZE
 MAX_TOKENS = 15
 SHARED = [(3 * k * k + 7) % (VOCAB_SIZE - 3) + 3 for k in range(21)]
 PROMPTS = [[(7 * n + 5 * k * k) % (VOCAB_SIZE - 3) + 3 for k in range(1 + 6 * n)] for n in range(6)]
+VARIANTS = ["llama", "qwen3_5"]  # one with keys and values alone, one with states
 PROMPTS += [[*SHARED, n + 3, n + 9] for n in range(3)]
 CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
 
@@ -66,8 +67,9 @@ def _run_out(engine: LLMEngine, runs_out: Callable[[int], bool], *, at_logits: b
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    return [generate_with_transformers("llama", prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+def expected() -> dict[str, list[list[int]]]:
+    return {variant: [generate_with_transformers(variant, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+            for variant in VARIANTS}  # fmt: skip
 
 
 def _requests(**params: Any) -> list[Request]:
@@ -75,14 +77,16 @@ def _requests(**params: Any) -> list[Request]:
     return [Request(str(n), prompt, sampling) for n, prompt in enumerate(PROMPTS)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_tokens_equal_transformers_whenever_memory_runs_out(
-    make_engine: EngineFactory, expected: list[list[int]], data: st.DataObject
+    make_engine: EngineFactory, expected: dict[str, list[list[int]]], data: st.DataObject
 ) -> None:
+    variant = data.draw(st.sampled_from(VARIANTS))
     fails = data.draw(st.sets(st.integers(1, 60), max_size=6))
     engine = _run_out(
         make_engine(
+            variant,
             max_num_seqs=data.draw(st.integers(1, 6)),
             max_num_batched_tokens=data.draw(st.sampled_from([7, 16, 64])),
             max_model_len=64,
@@ -94,7 +98,7 @@ def test_tokens_equal_transformers_whenever_memory_runs_out(
         at_logits=data.draw(st.booleans()),
     )
     done = run(engine, _requests())
-    for n, tokens in enumerate(expected):
+    for n, tokens in enumerate(expected[variant]):
         assert list(done[str(n)].token_ids) == tokens
         assert done[str(n)].finish_reason == "length"
 
@@ -142,7 +146,7 @@ def test_it_gives_up_after_so_many_times_in_a_row_but_not_after_so_many_in_all(m
 
 
 def test_a_smaller_pool_that_does_not_fit_either_is_made_smaller_again(
-    make_engine: EngineFactory, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    make_engine: EngineFactory, expected: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = _run_out(make_engine(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=16), {5}.__contains__)
     allocate, before = KVCache.allocate, engine.config.num_blocks
@@ -155,7 +159,7 @@ def test_a_smaller_pool_that_does_not_fit_either_is_made_smaller_again(
     monkeypatch.setattr(KVCache, "allocate", scarce)
     done = run(engine, _requests())
     assert engine.config.num_blocks <= before // 2
-    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected["llama"]
 
 
 def test_a_pool_that_does_not_fit_at_the_start_is_refused_with_its_size(
@@ -171,7 +175,7 @@ def test_a_pool_that_does_not_fit_at_the_start_is_refused_with_its_size(
 
 def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
     make_engine: EngineFactory,
-    expected: list[list[int]],
+    expected: dict[str, list[list[int]]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -190,7 +194,7 @@ def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
     assert len(asked) == len(caplog.records) + 1 == 5
     assert "out of memory; going on with a KV pool of" in caplog.text and "kv_cache_memory_bytes: " in caplog.text
     done = run(engine, _requests())
-    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected["llama"]
 
     asked[:] = [0]
     with pytest.raises(UsageError, match=r"does not fit \(CUDA out of memory\.\); lower it"):
@@ -293,7 +297,7 @@ def test_on_a_gpu_that_is_really_full(
         return False
 
     done = run(_run_out(engine, take_a_lot), _requests())
-    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected["llama"]
     assert engine.config.num_blocks < before
     ballast.clear()
     torch.cuda.empty_cache()

@@ -26,7 +26,10 @@ def test_tokens_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) 
     assert tokens(stored) == of_transformers(reference(plain))
 
 
-@pytest.mark.parametrize(("name", "variant"), [("gptq", "qwen3_moe"), ("awq", "mixtral"), ("ct_zeros", "qwen3_moe")])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("gptq", "qwen3_moe"), ("awq", "mixtral"), ("ct_zeros", "qwen3_moe"), ("gptq", "qwen3_5"), ("awq", "qwen3_next")],
+)
 def test_experts_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
     stored, plain = save_tiny_packed(tmp_path, variant, name)
     assert tokens(stored) == of_transformers(reference(plain))

@@ -154,9 +154,9 @@ def test_who_watches_over_a_sequence_sees_every_token_once(make_engine: EngineFa
     assert tuple(matchers[-1].token_ids) == done.token_ids
 
 
-def poisoned_engine(make_engine: EngineFactory, **settings: Any) -> LLMEngine:
+def poisoned_engine(make_engine: EngineFactory, variant: str = "llama", **settings: Any) -> LLMEngine:
     """Whoever has NAN_TOKEN in the prompt has no numbers."""
-    engine = make_engine(**{**SETTINGS, "max_num_batched_tokens": 200, "max_num_seqs": 8, **settings})
+    engine = make_engine(variant, **{**SETTINGS, "max_num_batched_tokens": 200, "max_num_seqs": 8, **settings})
     model = engine.model_runner.model
     decoder = model if isinstance(model, Decoder) else model.model
     decoder.embed_weight[NAN_TOKEN] = math.nan
@@ -191,6 +191,20 @@ def test_a_row_without_numbers_is_told_once_and_counts_no_tokens(make_engine: En
     done = run(engine, [Request("bad", [5, NAN_TOKEN], GREEDY)])["bad"]
     assert done.error is not None and done.num_output_tokens == 0
     assert engine.stats().num_output_tokens == 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_state_without_numbers_reaches_nobody(make_engine: EngineFactory, ahead: bool) -> None:
+    """Of a prefix that is kept with them, and of a row that another had."""
+    long, settings = [3 + 5 * n % (VOCAB_SIZE - 4) for n in range(40)], {"async_scheduling": ahead, "max_num_seqs": 2}
+    engine = poisoned_engine(make_engine, "qwen3_5", **settings, max_model_len=128, kv_cache_memory_bytes=2**20)
+    bad = [Request(f"bad{n}", [*long, NAN_TOKEN, *long, n], GREEDY) for n in (5, 6, 7)]
+    good = [Request(f"good{n}", [*long, 9, 9, n], GREEDY) for n in (5, 6, 7)]
+    expected = tokens(run(make_engine("qwen3_5", max_num_seqs=1), good))
+    for _ in range(2):
+        found = run(engine, [*bad, *good])
+        assert all(found[one.request_id].error is not None for one in bad)
+        assert {one.request_id: found[one.request_id].token_ids for one in good} == expected
 
 
 @pytest.mark.parametrize("reads_prefix", [False, True])

@@ -19,7 +19,7 @@ from bulkrun.request import Request, SamplingParams
 from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
-from tests.models.fake_quantized import are_experts, assert_best, generate, round_inputs_of_experts
+from tests.models.fake_quantized import KEPT, are_experts, assert_best, generate, round_inputs_of_experts
 from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.models.tiny_quantized import FORMATS, WHOLE, save_tiny_quantized
 from tests.ops import fp8_oracle, int8_oracle
@@ -56,7 +56,8 @@ def round_inputs(
 ) -> None:
     """Make the products with weights of 8 bits see their inputs as ours do: each token rounded by its own scale."""
     for name, module in model.model.layers.named_modules():
-        if isinstance(module, nn.Linear) and left_out not in f"model.layers.{name}":
+        is_quantized = isinstance(module, nn.Linear) and not name.endswith(KEPT)
+        if is_quantized and left_out not in f"model.layers.{name}":
             module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
         elif are_experts(module):
             round_inputs_of_experts(module, rounding)
@@ -69,7 +70,14 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [("block", "qwen3_moe"), ("ct_channel", "mixtral"), ("int8_channel", "mixtral")]
+    ("name", "variant"),
+    [
+        ("block", "qwen3_moe"),
+        ("ct_channel", "mixtral"),
+        ("int8_channel", "mixtral"),
+        ("block", "qwen3_5_moe"),
+        ("ct_channel", "qwen3_next"),
+    ],
 )
 def test_experts_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
     stored, plain = save_tiny_quantized(tmp_path, variant, name)
@@ -123,6 +131,7 @@ def test_a_gpu_multiplies_the_stored_bytes_of_experts(
         ("int8_channel", "qwen2"),
         ("int8_tensor_static", "gemma2"),
         ("int8_channel", "phi3"),
+        ("int8_channel", "qwen3_5"),
         ("int8_channel", "mixtral"),
         ("int8_tensor_static", "qwen3_moe"),
     ],

@@ -67,6 +67,7 @@ def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) ->
     rows = run("samples.yaml", tmp_path, documented=False)
     assert [(row["row"], row["sample"]) for row in rows] == [(row, sample) for row in range(3) for sample in range(3)]
     for row in rows:
+        assert "This function" not in (row["response"] or "")
         assert row["cumulative_logprob"] == pytest.approx(sum(entry["logprob"] for entry in row["logprobs"]), abs=1e-3)
         for entry in row["logprobs"]:
             best = [other["logprob"] for other in entry["top"]]

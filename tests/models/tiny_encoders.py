@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.models.tiny_models import SIZES
+from tests.models.tiny_models import DELTA_NET, SIZES
 
 _SMALL: dict[str, Any] = SIZES | {
     "max_position_embeddings": 96,
@@ -82,6 +82,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"relative_attention": True, "position_buckets": 8, "type_vocab_size": 2},
     ),
     "qwen2": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2}),
+    "qwen3_5": ("Qwen3_5TextForSequenceClassification", DELTA_NET | {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 16}),
     "llama": ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
     "gemma2": ("Gemma2ForSequenceClassification", _GEMMA),
@@ -90,7 +91,15 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_both_ways": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2, "is_causal": False}),
     "gpt2": ("GPT2ForSequenceClassification", {}),
 }
-OWN_DECODERS = ("qwen2", "qwen3", "llama", "gemma2", "phi3", "mixtral")  # of these what the engine's decoder runs
+OWN_DECODERS = (
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "llama",
+    "gemma2",
+    "phi3",
+    "mixtral",
+)  # of these what the engine's decoder runs
 
 
 def save_tiny_encoder(path: Path, variant: str, *, seed: int = 0, **overrides: Any) -> Path:

@@ -59,7 +59,7 @@ _GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "s
 
 
 # three layers with a state to one of attention; twice as many value heads as key heads
-_DELTA_NET = {
+DELTA_NET = {
     "head_dim": 16,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
@@ -110,10 +110,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {"hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32},
     ),
-    "qwen3_5": ("Qwen3_5ForCausalLM", _DELTA_NET),
-    "qwen3_5_tied": ("Qwen3_5ForCausalLM", _DELTA_NET | {"tie_word_embeddings": True, "linear_num_value_heads": 2}),
-    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", _DELTA_NET | _SHARED_EXPERT),
-    "qwen3_next": ("Qwen3NextForCausalLM", _DELTA_NET | _SHARED_EXPERT | {"mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5ForCausalLM", DELTA_NET),
+    "qwen3_5_tied": ("Qwen3_5ForCausalLM", DELTA_NET | {"tie_word_embeddings": True, "linear_num_value_heads": 2}),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", DELTA_NET | _SHARED_EXPERT),
+    "qwen3_next": ("Qwen3NextForCausalLM", DELTA_NET | _SHARED_EXPERT | {"mlp_only_layers": [1]}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss": ("GptOssForCausalLM", _GPT_OSS),
     "gpt_oss_whole_panels": (

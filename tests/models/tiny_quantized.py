@@ -29,7 +29,7 @@ WHOLE = {
 }
 Quantize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _LINEAR = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
-           "w1", "w2", "w3")  # fmt: skip
+           "w1", "w2", "w3", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")  # fmt: skip
 
 
 class Format(NamedTuple):

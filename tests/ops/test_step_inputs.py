@@ -58,6 +58,7 @@ def check(
     for got, (row, start, count) in zip(out.block_tables_SM.tolist(), padded, strict=True):
         used = -(-(start + count) // block_size) if count else 0
         assert got[:used] == tables[row][:used]
+    assert out.rows_S.tolist() == [row for row, *_ in padded]
     assert (everything.input_ids_T[num_tokens + padding[0] :] == -7).all()
     assert (everything.context_lens_S[num_seqs + padding[1] :] == -7).all()
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from bulkrun.request import Completion, Request, RowError
+from collections.abc import Mapping, Sequence
+
+from bulkrun.request import Completion, Request, RowError, SamplingParams
 
 _EMPTY_PROMPT = RowError("empty_prompt", "the prompt has no tokens; give at least one")
 
 
 def refusal(
-    request: Request, *, max_model_len: int, vocab_size: int, has_stop_matcher: bool, has_constraints: bool
+    request: Request,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    has_stop_matcher: bool,
+    has_constraints: bool,
+    knows_sampling: bool = False,
 ) -> RowError | None:
-    """Why no output can be generated for the request, or None: codes `empty_prompt`, `too_long`, `bad_input`."""
+    """Why no output can be generated for the request, or None: codes `empty_prompt`, `too_long`, `bad_input`.
+
+    `knows_sampling`: another request with the same sampling was not refused.
+    """
     prompt, sampling = request.prompt_token_ids, request.sampling
     if len(prompt) == 0:
         return _EMPTY_PROMPT
@@ -20,7 +31,8 @@ def refusal(
             f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output; "
             f"shorten it to {max_model_len - 1} tokens, raise engine.max_model_len or set run.on_too_long",
         )
-    if (unknown := _unknown_token(request, vocab_size)) is not None:
+    given = _token_ids(request) | ({} if knows_sampling else _token_ids_of(sampling))
+    if (unknown := _unknown_token(given, vocab_size)) is not None:
         return unknown
     if not -(2**63) <= request.seed < 2**63:
         return RowError("bad_input", f"the seed {request.seed} has more than 64 bits; give one from -2^63 to 2^63 - 1")
@@ -29,8 +41,8 @@ def refusal(
     if needs_constraint(request) and not has_constraints:
         return RowError(
             "bad_input",
-            "sampling.structured_outputs and sampling.thinking need a tokenizer; this engine was made without "
-            "token constraints",
+            "sampling.structured_outputs, thinking, bad_words and allowed_token_ids need a tokenizer; this engine was "
+            "made without token constraints",
         )
     return None
 
@@ -46,12 +58,14 @@ def text_refusal(request: Request, *, max_model_len: int, vocab_size: int) -> Ro
             f"the prompt has {num_tokens} tokens and a text to embed may have {max_model_len}; shorten it, raise "
             "engine.max_model_len or set run.on_too_long",
         )
-    return _unknown_token(request, vocab_size)
+    return _unknown_token(_token_ids(request), vocab_size)
 
 
 def needs_constraint(request: Request) -> bool:
     """Whether anything besides the model decides which tokens may come next."""
-    return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
+    sampling = request.sampling
+    is_bound = sampling.structured_outputs is not None or sampling.thinking is not None
+    return is_bound or bool(sampling.bad_words) or sampling.allowed_token_ids is not None
 
 
 def without_output(request: Request, error: RowError) -> Completion:
@@ -65,14 +79,21 @@ def without_output(request: Request, error: RowError) -> Completion:
     )
 
 
-def _unknown_token(request: Request, vocab_size: int) -> RowError | None:
-    """The first token id that the model does not have, wherever the request has one."""
-    given = {
-        "the prompt": request.prompt_token_ids,
-        "output_token_ids": request.output_token_ids,
-        "sampling.stop_token_ids": request.sampling.stop_token_ids,
-        "sampling.logit_bias": [token_id for token_id, _ in request.sampling.logit_bias],
+def _token_ids(request: Request) -> dict[str, Sequence[int]]:
+    return {"the prompt": request.prompt_token_ids, "output_token_ids": request.output_token_ids}
+
+
+def _token_ids_of(sampling: SamplingParams) -> dict[str, Sequence[int]]:
+    """Of these there may be as many as the model has tokens, for each of a million rows."""
+    return {
+        "sampling.stop_token_ids": sampling.stop_token_ids,
+        "sampling.logit_bias": [token_id for token_id, _ in sampling.logit_bias],
+        "sampling.allowed_token_ids": sampling.allowed_token_ids or (),
     }
+
+
+def _unknown_token(given: Mapping[str, Sequence[int]], vocab_size: int) -> RowError | None:
+    """The first token id that the model does not have, by where the request has it."""
     for name, token_ids in given.items():
         if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             wrong = next(t for t in token_ids if not 0 <= t < vocab_size)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from bulkrun.engine.scheduling.refusals import needs_constraint, refusal
 from bulkrun.engine.scheduling.sequence import Sequence
-from bulkrun.request import Request, RowError, StopMatcherFactory, TokenConstraintFactory
+from bulkrun.request import Request, RowError, SamplingParams, StopMatcherFactory, TokenConstraintFactory
 
 
 class SequenceFactory:
@@ -29,6 +29,7 @@ class SequenceFactory:
         self._constraint_factory = constraint_factory
         self._clock = clock
         self._num_made = 0
+        self._known_sampling: SamplingParams | None = None  # the last one that was not refused: rows share it
 
     def make(self, request: Request) -> Sequence | RowError:
         """The request's sequence, with its prompt alone."""
@@ -38,9 +39,11 @@ class SequenceFactory:
             vocab_size=self._vocab_size,
             has_stop_matcher=self._stop_matcher_factory is not None,
             has_constraints=self._constraint_factory is not None,
+            knows_sampling=request.sampling is self._known_sampling,
         )
         if error is not None:
             return error
+        self._known_sampling = request.sampling
         try:
             return self._make(request)
         except ValueError as problem:  # of the grammar: nothing else here can be wrong

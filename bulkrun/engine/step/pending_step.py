@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.sampler import SampledTokens
 from bulkrun.engine.step.token_masks import TokenMasks
-from bulkrun.request import TokenLogprob
+from bulkrun.request import SamplingParams, TokenLogprob
 
 _DEAD_END = "the grammar allows none of the model's tokens to come next; check that its text can be written with them"
+_LISTS = ("bad_words", "allowed_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class PendingStep:
             sampled.token_ids.tolist(),
             sampled.is_valid.tolist(),
             sampled.logprobs_of(self.seqs),
-            {} if self._masks is None else _grammar_errors(self._masks, sampled),
+            {} if self._masks is None else _grammar_errors(self.seqs, self._masks, sampled),
             self._overtaken,
         )
 
@@ -64,8 +65,19 @@ class PendingStep:
                 seq.num_pending += pending
 
 
-def _grammar_errors(masks: TokenMasks, sampled: SampledTokens) -> dict[int, str]:
+def _grammar_errors(seqs: list[Sequence], masks: TokenMasks, sampled: SampledTokens) -> dict[int, str]:
     """Whose constraint failed, or left no token at all, in which case the sampled one means nothing."""
     has_choice = [] if sampled.has_choice is None else sampled.has_choice.tolist()
-    dead_ends = {index: _DEAD_END for index, has in enumerate(has_choice) if not has}
+    dead_ends = {index: _dead_end(seqs[index].request.sampling) for index, has in enumerate(has_choice) if not has}
     return dead_ends | masks.errors
+
+
+def _dead_end(sampling: SamplingParams) -> str:
+    lists = [name for name in _LISTS if getattr(sampling, name)]
+    if not lists:
+        return _DEAD_END
+    bound = [name for name in ("structured_outputs", "thinking") if getattr(sampling, name) is not None]
+    return (
+        f"sampling.{' and '.join([*bound, *lists])}: no token is left that may come next, nor the end of the output; "
+        "forbid less"
+    )

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from bulkrun.errors import did_you_mean, shortened
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.request import ABSENT
 
 Path = tuple[str | int, ...]
 
@@ -55,8 +56,8 @@ _ELSEWHERE = {
     "max_completion_tokens": "write sampling.max_tokens",
     "do_sample": "write sampling.temperature: 0 for greedy outputs, more for sampled ones",
     "batch_size": "write engine.max_num_seqs: the maximum number of sequences running at once",
-    "bad_words": "words cannot be forbidden one by one; sampling.structured_outputs says what outputs look like",
-    "logit_bias": "logits cannot be changed one by one; sampling.structured_outputs says what outputs look like",
+    **ABSENT,
+    "bad_words_ids": "write sampling.bad_words, with the words themselves",
     **dict.fromkeys(("runner", "task_type", "convert"), "write task: embed for vectors, task: classify for labels"),
     **dict.fromkeys(("truncate_dim", "output_dimension"), "write embedding.dimensions"),
     **dict.fromkeys(("pooling_type", "pooling_mode", "override_pooler_config"), "write embedding.pooling"),
@@ -150,6 +151,8 @@ def _wrong_type(value: Any, wanted: list[str]) -> str:
     fix = ""
     if "text" in wanted and isinstance(value, bool | int | float):
         fix = f'; quote it: "{shown(value)}"'
+    elif wanted == ["a list"] and isinstance(value, str | int | float):
+        fix = f"; write [{shown(value)}]"
     elif isinstance(value, str) and "text" not in wanted and _is_number_or_bool(value):
         fix = f"; remove the quotes: {value}"
     return f"{shown(value)} is not {' or '.join(wanted)}{fix}"

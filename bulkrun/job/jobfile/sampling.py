@@ -7,18 +7,12 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from bulkrun.job.jobfile.repetition_stop import RepetitionStopSpec
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
 from bulkrun.job.jobfile.thinking import ThinkingSpec
 from bulkrun.job.jobfile.tool_calls import ANALYSIS, ToolCallsSpec
-from bulkrun.request import (
-    BOUNDS,
-    STRUCTURE_BOUNDS,
-    LogprobsOver,
-    RepetitionStop,
-    SamplingParams,
-    StructuredOutput,
-)
+from bulkrun.request import BOUNDS, LogprobsOver, SamplingParams, StructuredOutput
 
 Choosing = Literal[
     "max_tokens",
@@ -31,8 +25,7 @@ Choosing = Literal[
     "frequency_penalty",
     "repetition_penalty",
 ]
-PerRow = Literal[Choosing, "seed", "stop", "structured_outputs"]
-_CIRCLES = STRUCTURE_BOUNDS["repetition_stop"]
+PerRow = Literal[Choosing, "seed", "stop", "bad_words", "allowed_token_ids", "structured_outputs"]
 
 # Sampling keys that go to the engine as they are.
 _PLAIN_SAMPLING = (
@@ -40,6 +33,8 @@ _PLAIN_SAMPLING = (
     "stop",
     "stop_token_ids",
     "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
     "ignore_eos",
     "logprobs",
     "prompt_logprobs",
@@ -50,20 +45,6 @@ _PLAIN_SAMPLING = (
 def with_ids(biases: Mapping[Any, Any]) -> dict[Any, Any]:
     """A mapping whose keys are token ids, with those as numbers that are digits."""
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in biases.items()}
-
-
-class RepetitionStopSpec(Section):
-    """End an output that runs in circles: an error row `runaway` that keeps the text so far."""
-
-    max_pattern: int = Field(
-        64, **_CIRCLES["max_pattern"].limits, description="Maximum length of a repeated pattern, in tokens."
-    )
-    repeats: int = Field(
-        4, **_CIRCLES["repeats"].limits, description="How many times in a row it stands at the end of the output."
-    )
-    min_tokens: int = Field(
-        48, **_CIRCLES["min_tokens"].limits, description="Minimum number of tokens in the repetitions together."
-    )
 
 
 class SamplingSpec(Section):
@@ -132,6 +113,16 @@ class SamplingSpec(Section):
         description='Token id, in quotes, -> a number from -100 to 100 that is added to its logit, as {"50256": -100}: '
         "-100 forbids the token as good as always, 100 allows no other one. Default: none.",
     )
+    bad_words: list[str] = Field(
+        [],
+        description="Texts that do not come, as the tokenizer writes them with a space before and without: the last "
+        "token of one is forbidden where its others stand before it. Other tokens may spell it (`files` for `file`).",
+    )
+    allowed_token_ids: list[int] | None = Field(
+        None,
+        description="The only token ids that may come; an output ends by itself only where an end-of-sequence token is "
+        "among them. Default: all.",
+    )
     ignore_eos: bool = Field(False, description="Continue after the end-of-sequence token (for benchmarks).")
     seed: int = Field(
         0, description="The job's seed. A row's sampling noise depends only on this, its id and the sample."
@@ -150,7 +141,7 @@ class SamplingSpec(Section):
     logprobs_over: LogprobsOver = Field(
         "vocabulary",
         description="Whose probabilities sum to 1 in `logprobs`: all tokens', or (allowed) those of the tokens that "
-        "structured_outputs allows in that place: how sure the model is of one among them.",
+        "structured_outputs and allowed_token_ids allow in that place: how sure the model is of one among them.",
     )
     structured_outputs: StructuredOutputsSpec | None = Field(
         None,
@@ -212,8 +203,8 @@ class SamplingSpec(Section):
 
     @model_validator(mode="after")
     def _logprobs_over_what_is_allowed(self) -> SamplingSpec:
-        if self.logprobs_over == "allowed" and (self.logprobs is None or not self.has_structure):
-            needed = "logprobs" if self.logprobs is None else "structured_outputs"
+        if self.logprobs_over == "allowed" and (self.logprobs is None or not self._allows_some):
+            needed = "logprobs" if self.logprobs is None else "structured_outputs or allowed_token_ids"
             raise ValueError(
                 f"logprobs_over: allowed says nothing without sampling.{needed}; set that, or leave it out"
             )
@@ -228,6 +219,12 @@ class SamplingSpec(Section):
     def has_structure(self) -> bool:
         """Whether outputs, or those of some rows, have to look like something."""
         return self.structured_outputs is not None or "structured_outputs" in self.per_row
+
+    @property
+    def _allows_some(self) -> bool:
+        """Whether in some rows not every token may come next."""
+        keys = ("structured_outputs", "allowed_token_ids", "bad_words")
+        return any(getattr(self, key) or key in self.per_row for key in keys)
 
     @model_validator(mode="after")
     def _calls_or_structure(self) -> SamplingSpec:
@@ -268,8 +265,8 @@ class SamplingSpec(Section):
             given["structured_outputs"] = self.structured_outputs.to_param()
         if self.thinking is not None:
             given["thinking"] = self.thinking.to_param()
-        if (circles := self.repetition_stop) is not None:
-            given["repetition_stop"] = RepetitionStop(circles.max_pattern, circles.repeats, circles.min_tokens)
+        if self.repetition_stop is not None:
+            given["repetition_stop"] = self.repetition_stop.to_param()
         return given
 
     def _tool_params(self, of_row: str | dict[str, Any] | None) -> dict[str, Any]:

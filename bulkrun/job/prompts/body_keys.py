@@ -27,7 +27,8 @@ STRUCTURES = (
     "guided_grammar",
 )
 # Honoured: a row's own values win over the job's.
-BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logit_bias", "logprobs", *STRUCTURES)
+_LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, "n", "logprobs", *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
@@ -71,8 +72,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "return_tokens_as_token_ids": (False,),
         "truncate_prompt_tokens": (),
         "prompt_logprobs": (),
-        "allowed_token_ids": (),
-        "bad_words": ([],),
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
         "chat_template_kwargs": ({},),

@@ -48,7 +48,7 @@ class BodyParams:
         values |= {key: _whole(key, body[key]) for key in WHOLE_NUMBERS if key in body}
         if "max_completion_tokens" in values:
             values["max_tokens"] = values.pop("max_completion_tokens")
-        values |= _stops(body) | _biases(body)
+        values |= _texts(body) | _token_ids(body) | _biases(body)
         if (structure := structure_of(body)) is not None:
             values["structured_outputs"] = structure
         return dict(sorted(values.items()))
@@ -79,14 +79,24 @@ def _whole(key: str, value: Any) -> int:
     return int(value)
 
 
-def _stops(body: Mapping[str, Any]) -> dict[str, Any]:
-    stop, ids = body.get("stop", []), body.get("stop_token_ids", [])
-    texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text and is_unicode(text) for text in texts):
-        raise BadBody(f"body.stop: {shown(stop)} is not a text or a list of texts, none of them empty")
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise BadBody(f"body.stop_token_ids: {shown(ids)} is not a list of token ids")
-    return {key: value for key, value in (("stop", texts), ("stop_token_ids", ids)) if value}
+def _texts(body: Mapping[str, Any]) -> dict[str, Any]:
+    values = {}
+    for key in ("stop", "bad_words"):
+        given = body.get(key, [])
+        texts = [given] if isinstance(given, str) and key == "stop" else given
+        if not isinstance(texts, list) or not all(isinstance(one, str) and one and is_unicode(one) for one in texts):
+            what = "a text or a list of texts" if key == "stop" else "a list of texts"
+            raise BadBody(f"body.{key}: {shown(given)} is not {what}, none of them empty")
+        values[key] = texts
+    return {key: texts for key, texts in values.items() if texts}
+
+
+def _token_ids(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key: body[key] for key in ("stop_token_ids", "allowed_token_ids") if key in body}
+    for key, ids in given.items():
+        if not isinstance(ids, list) or not all(type(token_id) is int for token_id in ids):
+            raise BadBody(f"body.{key}: {shown(ids)} is not a list of token ids")
+    return {key: ids for key, ids in given.items() if ids or key == "allowed_token_ids"}  # an empty one is refused
 
 
 def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,12 +109,12 @@ def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
     """How many alternatives a chat asks for; None: no log-probabilities at all."""
-    wanted, top = body.get("logprobs", False), body.get("top_logprobs", 0)
+    wanted, top = body.get("logprobs", False), _whole("top_logprobs", body.get("top_logprobs", 0))
     if not isinstance(wanted, bool):
         raise BadBody(f"body.logprobs: {shown(wanted)} is not true or false")
     if top and not wanted:
         raise BadBody("body.top_logprobs: needs logprobs: true as well")
-    return _whole("top_logprobs", top) if wanted else None
+    return top if wanted else None
 
 
 def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:

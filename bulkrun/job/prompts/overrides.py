@@ -88,13 +88,18 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy)
 
 
-def sampling_value(key: str, value: Any) -> int | float | str | list[str]:
+def sampling_value(key: str, value: Any) -> int | float | str | list[str] | list[int | float]:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
-    if key == "stop":
-        return _stop_strings(value)
+    if key in ("stop", "bad_words"):
+        return _texts(value)
+    if key == "allowed_token_ids":
+        return _token_ids(value)
     if key == "structured_outputs":
         return value if isinstance(value, str) else _schema_text(value)
-    kind = int if key == "seed" else BOUNDS[key].kind
+    return _number(int if key == "seed" else BOUNDS[key].kind, value)
+
+
+def _number(kind: type[int] | type[float], value: Any) -> int | float:
     if isinstance(value, Decimal):
         value = _plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -135,15 +140,22 @@ def _check_parameters(functions: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"tools: the parameters of {function['name']!r}: {problem}") from None
 
 
-def _stop_strings(value: Any) -> str | list[str]:
+def _texts(value: Any) -> str | list[str]:
     listed = _as_list(value) if isinstance(value, str) else value
     strings = [value] if listed is None else listed
     if not isinstance(strings, list) or not all(
         isinstance(text, str) and text and is_unicode(text) for text in strings
     ):
-        fix = "" if listed is value else f"; to stop at this very text, put it in a list: {json.dumps([value])}"
+        fix = "" if listed is value else f"; if this very text is meant, put it in a list: {json.dumps([value])}"
         raise ValueError(f"{value!r} is not a non-empty string or a list of them{fix}")
     return value if listed is None else strings
+
+
+def _token_ids(value: Any) -> list[int | float]:
+    listed = _as_list(value) if isinstance(value, str) else value
+    if not isinstance(listed, list):
+        raise ValueError(f"{value!r} is not a list of token ids, as [5, 17]")
+    return [_number(int, token_id) for token_id in listed]
 
 
 def _as_list(text: str) -> list[Any] | None:

@@ -27,7 +27,10 @@ _LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 # How jobs are that know nothing of a key that came later.
 _BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
-_BEFORE_SAMPLING = (("tool_calls", None), ("logprobs_over", "vocabulary"), ("logit_bias", None))
+_BEFORE_SAMPLING: tuple[tuple[str, Any], ...] = (
+    *(("tool_calls", None), ("logprobs_over", "vocabulary")),
+    *(("logit_bias", None), ("bad_words", []), ("allowed_token_ids", None)),
+)
 
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}
 _OF_ENGINE = ("load_format", "adapter", "quantization", "kv_cache_dtype", "deterministic")  # and make another model

@@ -46,7 +46,13 @@ from bulkrun.launch.preparation.input_files import (
 from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
 from bulkrun.launch.preparation.origin import model_facts, prompt_facts
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
-from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
+from bulkrun.launch.preparation.structured_output import (
+    check_bad_words,
+    check_thinking,
+    warn_of_channels,
+    with_markers,
+    with_schema,
+)
 from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_tools, with_tool_format
 from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config.adapter_fit import check_adapter
@@ -209,6 +215,7 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
         warn_of_channels(spec, model.architecture)
         warn_of_hidden_tools(spec, tokenizer)
     check_thinking(spec, tokenizer)
+    check_bad_words(spec, tokenizer)
     check_calls(spec)
     model.model_len(spec.engine.max_model_len)
     own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
@@ -236,8 +243,8 @@ def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) ->
 
 def _check_token_ids(sampling: SamplingSpec, vocab_size: int) -> None:
     """Raise JobFileError for an id that the model does not have: the engine would refuse every row for it."""
-    for key, token_ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias or ())):
-        for token_id in token_ids:
+    for key in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for token_id in getattr(sampling, key) or ():
             if not 0 <= token_id < vocab_size:
                 what = f"{token_id} is not a token id of the model; ids go from 0 to {vocab_size - 1}"
                 raise JobFileError([f"sampling.{key}: {what}"])

@@ -18,6 +18,7 @@ from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
 from bulkrun.job.jobfile.tool_calls import CHANNELS
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.thinking import ThinkingMarkers
+from bulkrun.text.token_lists import word_token_ids
 from bulkrun.text.tokenizer import Tokenizer
 
 _KEY = "sampling.structured_outputs"
@@ -70,6 +71,14 @@ def check_thinking(spec: JobSpec, tokenizer: Tokenizer) -> None:
     markers = thinking.to_param()
     try:
         ThinkingMarkers(tokenizer, markers.start, markers.end)
+    except ValueError as problem:
+        raise JobFileError([f"sampling.{problem}"]) from None
+
+
+def check_bad_words(spec: JobSpec, tokenizer: Tokenizer) -> None:
+    """Raise JobFileError for a forbidden word that the model has no tokens for: every row would fail by it."""
+    try:
+        word_token_ids(tokenizer, spec.sampling.bad_words)
     except ValueError as problem:
         raise JobFileError([f"sampling.{problem}"]) from None
 

@@ -51,9 +51,10 @@ def gated_delta_rule(
             break
         at = chunks.first_S[live] + step
         state = state_SHDV[live] * decay_TH[at, :, None, None]
-        error = v_THV[at] - torch.einsum("shdv,shd->shv", state, k_THD[at])
-        state += torch.einsum("shd,shv->shdv", k_THD[at], error * b_TH[at, :, None].sigmoid())
-        out_THV[at] = torch.einsum("shdv,shd->shv", state, q_THD[at]) * size**-0.5
+        key_SHD1, query_SHD1 = k_THD[at].unsqueeze(-1), q_THD[at].unsqueeze(-1)
+        error_SHV = v_THV[at] - (state * key_SHD1).sum(2)  # as a product its bits would depend on who is beside
+        state += key_SHD1 * (error_SHV * b_TH[at, :, None].sigmoid()).unsqueeze(2)
+        out_THV[at] = (state * query_SHD1).sum(2) * size**-0.5
         state_SHDV[live] = state
     state_RHDV[chunks.row_S] = state_SHDV
     return out_THV.to(qkv_TC.dtype)

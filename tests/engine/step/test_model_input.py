@@ -70,6 +70,7 @@ def test_every_step_of_a_mixed_run_matches_the_host_lists() -> None:
         assert got.positions_T.tolist() == positions
         assert got.meta.slot_mapping_T.tolist() == slots
         assert got.meta.cu_seqlens_q.tolist() == [0, *(index + 1 for index in last)]
+        assert got.meta.rows_S.tolist() == [seq.row for seq in batch.seqs]
         assert got.meta.context_lens_S.tolist() == [seq.num_computed_tokens for seq in batch.seqs]
         assert got.meta.max_context_len == max(seq.num_computed_tokens for seq in batch.seqs)
         assert got.sampling_seqs == [batch.seqs[i] for i in sampling]

@@ -342,7 +342,14 @@ def test_factory_gets_the_sampling_and_the_prompt_of_constrained_requests_only(m
 
 
 @pytest.mark.parametrize(
-    "params", [_grammar(), SamplingParams(thinking=Thinking("<think>", "</think>"))], ids=["structured", "thinking"]
+    "params",
+    [
+        _grammar(),
+        SamplingParams(thinking=Thinking("<think>", "</think>")),
+        SamplingParams(bad_words=["no"]),
+        SamplingParams(allowed_token_ids=[5]),
+    ],
+    ids=["structured", "thinking", "words", "ids"],
 )
 def test_constraints_need_a_factory(make_engine: EngineFactory, params: SamplingParams) -> None:
     error = run(make_engine(), [Request("r", PROMPT, params)])["r"].error

@@ -123,10 +123,21 @@ run:
         (
             "max_tokens: 64",
             "logprobs: 2, logprobs_over: allowed",
-            "10:25: sampling.logprobs_over: allowed says nothing without sampling.structured_outputs",
+            "10:25: sampling.logprobs_over: allowed says nothing without sampling.structured_outputs or allowed",
         ),
         ("max_tokens: 64", "logit_bias: {'5': -101}", "10:12: sampling.logit_bias: -101.0 for token 5 is not between"),
         ("max_tokens: 64", "logit_bias: {yes_: 1}", '10:25: sampling.logit_bias.yes_: "yes_" is not a whole number'),
+        ("max_tokens: 64", "bad_words: no_", '10:12: sampling.bad_words: "no_" is not a list; write ["no_"]'),
+        ("max_tokens: 64", "stop_token_ids: '5'", '10:12: sampling.stop_token_ids: "5" is not a list; write ["5"]'),
+        ("max_tokens: 64", "bad_words: [a, '']", "10:12: sampling.bad_words: ('a', '') is not free of empty strings"),
+        ("max_tokens: 64", "bad_words: [5]", '10:24: sampling.bad_words[0]: 5 is not text; quote it: "5"'),
+        ("max_tokens: 64", "allowed_token_ids: []", "10:12: sampling.allowed_token_ids: an empty list allows no"),
+        ("max_tokens: 64", "allowed_token_ids: [a]", '10:32: sampling.allowed_token_ids[0]: "a" is not a whole number'),
+        (
+            "max_tokens: 64",
+            "allowed_token_ids: [5], logit_bias: {'6': 1}",
+            "10:36: sampling.logit_bias: token 6 is made likelier and is not among allowed_token_ids; add it there",
+        ),
         ("max_tokens: 64", "best_of: 2, n: 3", "10:12: sampling.best_of: 2 is less than n (3)"),
         ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
         ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),
@@ -377,7 +388,8 @@ def test_a_tab_is_told_as_one(tmp_path: Path) -> None:
     [
         ("sampling.guided_json={}", "write sampling.structured_outputs: {json: ...}"),
         ("engine.tensor_parallel_size=2", "run.workers starts several"),
-        ("sampling.bad_words=[x]", "words cannot be forbidden"),
+        ("sampling.bad_words_ids=[[5]]", "write sampling.bad_words"),
+        ("sampling.length_penalty=1.0", "there is no beam search"),
     ],
 )
 def test_a_key_of_another_runner_is_told_what_it_is_here(tmp_path: Path, override: str, fix: str) -> None:

@@ -139,6 +139,8 @@ def test_every_parameter_of_openai_and_vllm_that_is_honoured_reaches_the_samplin
         "stop": ["x", "y"],
         "stop_token_ids": [4],
         "logit_bias": {"5": -100.0, "17": 2.5},
+        "bad_words": ["x", " y z"],
+        "allowed_token_ids": [17, 4],
     }
     assert overrides(chat(**plain)) == plain
     assert overrides(completion(**plain)) == plain
@@ -323,6 +325,15 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(logit_bias={"yes": -100}), ["body.logit_bias", "token ids"]),
         (chat(logit_bias={"5": True}), ["body.logit_bias: True is not a number"]),
         (chat(logit_bias=[5]), ["body.logit_bias", "token ids"]),
+        (chat(top_logprobs=""), ["body.top_logprobs: '' is not a whole number"]),
+        (chat(bad_words="no"), ["body.bad_words: 'no' is not a list of texts"]),
+        (chat(bad_words=["no", ""]), ["body.bad_words", "none of them empty"]),
+        (chat(bad_words=[5]), ["body.bad_words", "list of texts"]),
+        (chat(allowed_token_ids=5), ["body.allowed_token_ids: 5 is not a list of token ids"]),
+        (chat(allowed_token_ids=[1, "2"]), ["body.allowed_token_ids", "list of token ids"]),
+        (chat(allowed_token_ids=[True]), ["body.allowed_token_ids", "list of token ids"]),
+        (chat(allowed_token_ids=[]), ["allowed_token_ids: an empty list allows no token at all"]),
+        (chat(allowed_token_ids=[5], logit_bias={"6": 1}), ["logit_bias: token 6 is made likelier", "add it there"]),
         (chat(modalities=["text", "audio"]), ["body.modalities", "only text"]),
         (chat(temprature=1), ["body.temprature", "'temperature'"]),
         (chat(prompt="x"), ["body.prompt"]),

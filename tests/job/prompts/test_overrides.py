@@ -18,6 +18,7 @@ from bulkrun.request import RowError
 from tests.job.plan.planning import job, write_jsonl
 
 ALL = {"max_tokens": "m", "temperature": "t", "top_k": "k", "stop": "s", "seed": "seed", "min_tokens": "min"}
+ALL |= {"bad_words": "bad", "allowed_token_ids": "only"}
 NONE = dict.fromkeys(ALL.values())
 
 
@@ -59,6 +60,10 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
         ("s", ["a", ""]),
         ("s", 5),
         ("min", 51),
+        ("bad", ["a", ""]),
+        ("bad", 5),
+        ("only", 5),
+        ("only", "5"),
     ],
 )
 def test_a_bad_value_is_bad_input_that_names_column_and_value(column: str, value: Any) -> None:
@@ -86,6 +91,39 @@ def test_stop_strings_come_as_a_list_also_where_the_column_is_text(value: str, s
     sampling = of_row(s=value)
     assert isinstance(sampling, RowSampling)
     assert json.loads(sampling.overrides or "") == {"stop": stop}
+
+
+@pytest.mark.parametrize(
+    ("values", "overrides"),
+    [
+        ({"bad": "no", "only": [5, 6]}, {"bad_words": "no", "allowed_token_ids": [5, 6]}),
+        ({"bad": '["no","never"]', "only": " [5,6]"}, {"bad_words": ["no", "never"], "allowed_token_ids": [5, 6]}),
+        ({"bad": []}, {"bad_words": []}),
+        ({"only": [5.0, Decimal(6), "7"]}, {"allowed_token_ids": [5, 6, 7]}),
+    ],
+)
+def test_words_and_token_ids_come_as_lists_also_where_the_column_is_text(
+    values: dict[str, Any], overrides: dict[str, Any]
+) -> None:
+    sampling = of_row(**values)
+    assert isinstance(sampling, RowSampling)
+    assert json.loads(sampling.overrides or "") == overrides
+
+
+@pytest.mark.parametrize(
+    ("value", "entry"), [([5, "x"], "'x'"), ([True], "True"), ("[5, 6.5]", "6.5"), ([None], "None")]
+)
+def test_an_entry_that_is_no_token_id_is_bad_input(value: Any, entry: str) -> None:
+    error = of_row(only=value)
+    assert isinstance(error, RowError) and error.code == "bad_input"
+    assert error.message.startswith(f"column 'only' (sampling.allowed_token_ids): {entry} is not a")
+
+
+@pytest.mark.parametrize("value", ([], "[]"))
+def test_a_row_that_may_have_no_token_is_bad_input(value: Any) -> None:
+    error = of_row(only=value)
+    assert isinstance(error, RowError) and error.code == "bad_input"
+    assert "column 'only' (sampling.allowed_token_ids): allowed_token_ids: an empty list allows" in error.message
 
 
 @pytest.mark.parametrize("value", ['["a",""]', "[1]", "[null]", '["\\ud800"]'])

@@ -66,7 +66,15 @@ def test_a_job_without_tools_is_the_run_it_was_before_there_were_any() -> None:
     assert plain.key_salt == "845ac3da7dd02bcea8a043277088e379"
 
 
-@pytest.mark.parametrize("changed", [{"logprobs_over": "allowed"}, {"logit_bias": {"5": 1.0}}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"logprobs_over": "allowed"},
+        {"logit_bias": {"5": 1.0}},
+        {"bad_words": ["a"]},
+        {"allowed_token_ids": [5]},
+    ],
+)
 def test_what_changes_an_outputs_numbers_makes_another_run(changed: dict[str, Any]) -> None:
     sampling = {"logprobs": 2, "structured_outputs": {"choice": ["a", "b"]}}
     one, other = record(sampling=sampling), record(sampling={**sampling, **changed})

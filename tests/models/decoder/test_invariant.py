@@ -32,7 +32,18 @@ PROMPT_LENS = [140, 33, 20, 1]
 
 
 @pytest.mark.parametrize(
-    "variant", [*DENSE, "qwen3_moe", "qwen3_moe_whole_panels", "mixtral", "gpt_oss", "gpt_oss_whole_panels"]
+    "variant",
+    [
+        *DENSE,
+        "qwen3_moe",
+        "qwen3_moe_whole_panels",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+        "mixtral",
+        "gpt_oss",
+        "gpt_oss_whole_panels",
+    ],
 )
 def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.float32, device="cpu", deterministic=True)
@@ -41,7 +52,7 @@ def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path
     for tokens, logits in zip(SEQUENCES, first, strict=True):
         with torch.no_grad():
             expected = oracle(torch.tensor([tokens])).logits[0]
-        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(logits, expected, atol=4e-4, rtol=4e-4)
     again = forced_logits(model, SEQUENCES, PROMPT_LENS, seed=1, block_size=16)
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 

@@ -89,10 +89,11 @@ def test_blocks_belong_to_one_text_each(tmp_path: Path, monkeypatch: pytest.Monk
     assert (meta.num_decode_seqs, meta.max_query_len, meta.max_context_len) == (1, 9, 9)
 
 
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3_5"])
 @torch.inference_mode()
-def test_steps_of_all_sizes_follow_one_another(tmp_path: Path) -> None:
+def test_steps_of_all_sizes_follow_one_another(variant: str, tmp_path: Path) -> None:
     """Alone or beside others: the same up to the rounding of float32 sums."""
-    one = encoder(save_tiny_model(tmp_path, "qwen3"))
+    one = encoder(save_tiny_model(tmp_path, variant))
     crowd = one(texts(5, 17, 40)).split((5, 17, 40))
     one.free_scratch()
     for length, expected in zip((5, 17, 40), crowd, strict=True):

@@ -64,6 +64,9 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("olmo2", ALL),
         ("granite", ALL),
         ("mixtral", {"target_modules": QKV}),
+        ("qwen3_5", {"target_modules": [*QKV, "in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "down_proj"]}),
+        ("qwen3_5_moe", {"target_modules": [*QKV, "shared_expert.up_proj", "out_proj"]}),
+        ("qwen3_next", {"target_modules": [*QKV, "in_proj_qkvz", "in_proj_ba"], "use_dora": True}),
     ],
 )  # fmt: skip
 def test_logits_are_pefts(variant: str, lora: dict[str, Any], tmp_path: Path) -> None:
@@ -72,8 +75,10 @@ def test_logits_are_pefts(variant: str, lora: dict[str, Any], tmp_path: Path) ->
     theirs = expected(save_adapter(tmp_path / "adapter", base, **lora))
     with pytest.raises(AssertionError):
         assert_close(theirs, plain, 0.01)  # it changes something
-    assert_close(logits(path, tmp_path / "adapter"), theirs)
-    assert_close(logits(path, None), plain)
+    # float64 is as far from PEFT's as from ours there
+    share = 1e-4 if variant.startswith("qwen3_5") else 1e-5
+    assert_close(logits(path, tmp_path / "adapter"), theirs, share)
+    assert_close(logits(path, None), plain, share)
 
 
 def test_experts_one_by_one_take_adapters_of_the_hubs_names(tmp_path: Path) -> None:

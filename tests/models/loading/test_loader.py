@@ -100,6 +100,26 @@ def test_the_text_part_of_mistral_small_and_not_of_a_successor(tmp_path: Path) -
         load(tmp_path)
 
 
+@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_5_moe"])
+@torch.inference_mode()
+def test_the_text_part_of_qwen3_5_without_what_guesses_ahead(variant: str, tmp_path: Path) -> None:
+    name = "Qwen3_5Moe" if variant.endswith("moe") else "Qwen3_5"
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48,
+              "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
+    config_class, model_class = (
+        getattr(transformers, f"{name}{what}") for what in ("Config", "ForConditionalGeneration")
+    )
+    config = config_class(text_config=make_tiny_model(variant).config.to_dict(), vision_config=vision)
+    model = model_class(config).eval()
+    for parameter in model.parameters():
+        parameter.normal_(std=0.2)
+    model.save_pretrained(tmp_path)
+    edit_weights(tmp_path, mtp__layers__0__mlp__gate_proj__weight=torch.zeros(3, 3))
+    tokens = torch.arange(3, 60)
+    (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
+    torch.testing.assert_close(ours, model(input_ids=tokens[None]).logits[0], atol=2e-4, rtol=2e-4)
+
+
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     single = load(save_tiny_model(tmp_path / "single", "llama"))
     sharded_path = save_tiny_model(tmp_path / "sharded", "llama", max_shard_size="40KB")

@@ -33,6 +33,7 @@ from bulkrun.ops import dispatch
 from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
+from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, make_meta
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
 from tests.ops.triton.overwritten_operands import overwritten_operands
@@ -63,6 +64,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
     ops.add_rms_norm(rows, rows, rows[0], 1e-6)
     ops.add_layer_norm(rows, rows, rows[0], rows[0], 1e-6)
     ops.silu_mul(rows)
+    linear_attention(dtype)
     packed_attention(head_dim, dtype, is_quick=is_quick)
     tables_RM = torch.zeros(4, 8, dtype=torch.int32)
     buffers = ops.StepBuffers.allocate(8, 4, 8, torch.device("cpu"))
@@ -134,6 +136,18 @@ def call_paged_attention(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) ->
             k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
             meta = replace(case.meta, shared_prefixes=prefixes)
             ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
+
+
+def linear_attention(dtype: torch.dtype) -> None:
+    """A step of decoding, and one with prompts, of Qwen3.5-9B's heads."""
+    qkv_TC, ba_TG = torch.zeros(24, 8192, dtype=dtype), torch.zeros(24, 64, dtype=dtype)
+    state, of_heads = torch.zeros(NUM_ROWS, 32, 128, 128), torch.zeros(32)
+    for parts in (DECODE, MIXED):
+        meta = make_meta(parts)
+        ops.causal_conv_silu(qkv_TC, qkv_TC[:4], torch.zeros(NUM_ROWS, 3, 8192, dtype=dtype), meta)
+        ops.gated_delta_rule(qkv_TC, ba_TG, of_heads, of_heads, state, meta)
+    heads_THV = qkv_TC[:, :4096].contiguous().unflatten(1, (32, 128))
+    ops.gated_rms_norm(heads_THV, heads_THV, qkv_TC[0, :128].contiguous(), 1e-6)
 
 
 def packed_attention(head_dim: int, dtype: torch.dtype, *, is_quick: bool) -> None:
