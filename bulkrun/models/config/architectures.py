@@ -38,6 +38,12 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
 }
 _ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}  # keys that the decoder knows and the file lacks
+# sizes that published files leave out where they are these, transformers' own
+_SIZES_OF_7B = {"vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LEFT_OUT = {
+    "llama": _SIZES_OF_7B | {"intermediate_size": 11_008},
+    "mistral": _SIZES_OF_7B | {"intermediate_size": 14_336},
+}
 _FAMILY_NAMES = {name.lower(): name for name in FAMILIES}  # the first of them wrote LLaMAForCausalLM
 _OTHER_PARTS = ("vision_config", "audio_config", "text_config")
 _OF_THE_WHOLE = ("eos_token_id", "tie_word_embeddings")
@@ -54,7 +60,8 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if kind in parts:
             # of ends of an output the text part's own do not know that of a turn; heads are tied or not as a whole
             whole = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-            merged = {**raw, **text, **whole, **_ALWAYS.get(kind, {}), "architectures": [parts[kind]]}
+            merged = {**_LEFT_OUT.get(kind, {}), **raw, **text, **whole, **_ALWAYS.get(kind, {})}
+            merged["architectures"] = [parts[kind]]
             return {key: _of_text(value) for key, value in merged.items() if key not in _OTHER_PARTS}
     return raw
 

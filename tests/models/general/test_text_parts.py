@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,24 @@ def test_a_published_qwen2_5_vl_has_no_text_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(text | raw | {"model_type": "qwen2_5_vl", "rope_theta": theta}))
     assert ModelConfig.from_dir(tmp_path).architecture == "Qwen2ForCausalLM"
     assert_same(tmp_path, reference)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32_064},
+        {"model_type": "mistral", "intermediate_size": 14_336, "max_position_embeddings": 32_768,
+         "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None},
+    ],
+)  # fmt: skip
+def test_sizes_that_published_llavas_leave_out_are_those_of_transformers(text: dict[str, Any]) -> None:
+    config = ModelConfig.from_dict({"architectures": ["LlavaNextForConditionalGeneration"], "text_config": text})
+    theirs = transformers.LlavaNextConfig(text_config=text).text_config
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers) == (
+        theirs.vocab_size, theirs.hidden_size, theirs.intermediate_size, theirs.num_hidden_layers,
+    )  # fmt: skip
+    assert (config.num_heads, config.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert config.max_position_embeddings == theirs.max_position_embeddings
 
 
 def test_dummy_weights_of_a_text_part(tmp_path: Path) -> None:
