@@ -28,8 +28,12 @@ from bulkrun.ops.matmul.weight_kinds import numbers_per_item, values_of
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
 
-_PASSES = {"rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3}  # over tensors as large as the result
-_PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "router", "lm_head")  # modules, by their attribute
+_PASSES = {  # over tensors as large as the result
+    "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "causal_conv_silu": 2, "gated_rms_norm": 3,
+}  # fmt: skip
+_PRODUCTS = (  # modules, by their attribute
+    "qkv_proj", "qkvz_proj", "ba_proj", "o_proj", "gate_up_proj", "down_proj", "router", "lm_head",
+)  # fmt: skip
 
 
 class OpRecorder:
@@ -99,7 +103,7 @@ class OpRecorder:
     def _ops(self) -> Iterator[tuple[Any, str, Price]]:
         """Where each op is looked up when it is called, and what a call of it costs."""
         prices = {name: _pass_over(name, passes) for name, passes in _PASSES.items()}
-        prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts}
+        prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts, "gated_delta_rule": _delta_rule}
         for path, module in _decoder(self._engine).named_modules():
             if isinstance(module, Attention):
                 yield module, "paged_attention", self._attention
@@ -186,6 +190,15 @@ def _pass_over(name: str, passes: int) -> Price:
 
 def _norm_rotary_store(_: torch.Tensor, qkv_TND: torch.Tensor, *args: Any) -> OpCall:
     return OpCall("norm_rotary_store", qkv_TND.shape[0], OpCost(0.0, 2 * _bytes(qkv_TND)))
+
+
+def _delta_rule(
+    out_THV: torch.Tensor, qkv_TC: torch.Tensor, _b: Any, _l: Any, _d: Any, state_RHDV: torch.Tensor, meta: Any
+) -> OpCall:
+    """Three products of a head's state with a vector for each token; the state is read and written once a sequence."""
+    num_tokens, of_sequence = len(qkv_TC), state_RHDV[0]
+    moved = _bytes(qkv_TC) + _bytes(out_THV) + 2 * len(meta.rows_S) * _bytes(of_sequence)
+    return OpCall("gated_delta_rule", num_tokens, OpCost(6.0 * num_tokens * of_sequence.numel(), moved))
 
 
 def _sampling(_: Any, logits_SV: torch.Tensor, *args: Any) -> OpCall:
