@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
-from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, known
 
-VARIANTS = [
+NAMES = [
     "gemma2",
     "gemma3_rope_linear",
     "phi3_longrope",
@@ -27,7 +28,10 @@ VARIANTS = [
     "gpt2",
     "opt",
     "cohere2",
+    "gemma4",
+    "mimo_v2_flash",
 ]
+VARIANTS = known(NAMES)
 MAX_TOKENS = 14
 WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # which are kept of longer prefixes alone
 SHARED = [3 + 11 * n % (VOCAB_SIZE - 3) for n in range(17)]
@@ -54,7 +58,7 @@ def expected() -> dict[str, list[list[int]]]:
 def _pool_of(engine: LLMEngine, tokens: int) -> int:
     """Bytes of KV cache for so many tokens."""
     cache = engine.model_runner.kv_cache
-    per_block = 2 * len(cache.k) * cache.k[0][0].numel() * cache.k[0].element_size()
+    per_block = bytes_per_block(engine.model_runner.model.config, cache.block_size, cache.dtype)
     return per_block * (1 + tokens // cache.block_size)
 
 
