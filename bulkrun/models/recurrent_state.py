@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,16 +45,10 @@ class RecurrentState:
             for _ in range(sum(net.layers) if num_layers is None else num_layers)
         ]
 
-
-def copy_rows(states: Sequence[RecurrentState], copies: Iterable[tuple[int, int]]) -> None:
-    """Copy rows to others in every layer, (source, target) each; no row is a source and a target.
-
-    A launch for many tensors, and no memory besides: of a large model one row takes 49 MiB.
-    """
-    pairs = [*copies]
-    for tensors in ([state.conv_RWC for state in states], [state.delta_RHDV for state in states]):
-        targets = [rows[target] for rows in tensors for _, target in pairs]
-        torch._foreach_copy_(targets, [rows[source] for rows in tensors for source, _ in pairs])
+    def copy_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy rows to others, int64 each; none is in both."""
+        for rows in (self.conv_RWC, self.delta_RHDV):
+            rows.index_copy_(0, target, rows[source])
 
 
 def bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -14,7 +14,7 @@ import torch
 from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.memory_errors import is_out_of_memory
-from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch, StateCopy
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.cuda_graphs import CudaCapture, StepGraphs
 from bulkrun.engine.step.model_input import ModelInput, build_model_input
@@ -28,7 +28,7 @@ from bulkrun.engine.step.token_masks import PendingMasks
 from bulkrun.errors import first_line
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.recurrent_state import RecurrentState, copy_rows
+from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops.attention.metadata import TILE_ROWS
 
 
@@ -116,11 +116,9 @@ class ModelRunner:
         new_blocks = (block_id for *_, block_id in batch.block_table_updates)
         self.kv_cache.touch(1 + max(new_blocks, default=NULL_BLOCK))
         model_input = self._model_input(batch)
-        if batch.state_loads:
-            copy_rows(self.kv_cache.states, batch.state_loads)
+        self._copy_states(batch.state_loads)
         hidden_SE = self._forward(model_input, batch)
-        if batch.state_saves:
-            copy_rows(self.kv_cache.states, batch.state_saves)
+        self._copy_states(batch.state_saves)
         seqs = model_input.sampling_seqs
         return StepLogits(model_input, self._logits(hidden_SE, seqs) if seqs else None)
 
@@ -160,6 +158,13 @@ class ModelRunner:
                 return hidden_TE
         add_prompt_logprobs(self.model, hidden_TE, batch)
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
+
+    def _copy_states(self, copies: list[StateCopy]) -> None:
+        """All copies at once in each layer that keeps some: only steps in which somebody begins have any."""
+        if copies:
+            source, target = self.rows.staging.send(*zip(*copies, strict=True))
+            for state in self.kv_cache.states:
+                state.copy_rows(source, target)
 
     def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
         """Logits [S', V], in the head's dtype where nothing shapes them: float32 would double the memory."""
