@@ -60,7 +60,7 @@ def describe_model(name: str) -> dict[str, Any]:
         "level": "classify" if classification is not None else _level(config, embedding),
         "layers": config.num_layers,
         "hidden size": config.hidden_size,
-        "heads": f"{config.num_heads} query, {config.num_kv_heads} key/value of {config.head_dim}",
+        "heads": _heads(config),
         "vocabulary": config.vocab_size,
         "max_model_len": _max_model_len(config, embedding or classification),
         "dtype": config.dtype,
@@ -71,6 +71,12 @@ def describe_model(name: str) -> dict[str, Any]:
         "fingerprint": model_fingerprint(path),
         **_without_weights(path),
     }
+
+
+def _heads(config: ModelConfig) -> str:
+    """Of queries, and of keys and values: as many kinds as layers have."""
+    kinds = dict.fromkeys(f"{kv.num_heads} key/value of {kv.head_dim}" for kv in config.layers_kv)
+    return f"{config.num_heads} query, {' or '.join(kinds)}"
 
 
 def _without_weights(path: Path) -> dict[str, str]:

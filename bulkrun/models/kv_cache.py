@@ -24,9 +24,12 @@ _TOUCHED_TOGETHER = 64  # blocks: a huge page of each tensor, where a token's ke
 
 @dataclass(slots=True)
 class KVCache:
-    """Keys and values of every layer that attends, in their order; block 0 is the null block."""
+    """Keys and values of every layer that attends, in their order, one tensor for layers that share them.
 
-    k: list[torch.Tensor]  # per layer: [N, B, K, D]
+    Block 0 is the null block.
+    """
+
+    k: list[torch.Tensor]  # per layer: [N, B, K, D]; K and D may be other ones in another layer
     v: list[torch.Tensor]
     num_touched_blocks: int = 0
     states: list[RecurrentState] = field(default_factory=list)  # of every layer that keeps one, in their order
@@ -48,11 +51,14 @@ class KVCache:
 
         Raises what the allocator raises: torch.OutOfMemoryError on a GPU, OSError on a CPU.
         """
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[torch.Tensor]:
-            count = config.num_kv_layers if num_layers is None else num_layers
-            return [_zeros(shape, dtype, torch.device(device)) for _ in range(count)]
+            made: list[torch.Tensor] = []
+            for layer, kv in enumerate(config.layers_kv[:num_layers]):
+                shape = (num_blocks, block_size, kv.num_heads, kv.head_dim)
+                is_own = kv.source == layer
+                made.append(_zeros(shape, dtype, torch.device(device)) if is_own else made[kv.source])
+            return made
 
         return cls(k=per_layer(), v=per_layer())
 
@@ -69,7 +75,11 @@ class KVCache:
         if num_blocks <= self.num_touched_blocks or not uses_compiled(self.k[0]):
             return
         end = min(num_blocks + -num_blocks % _TOUCHED_TOGETHER, self.num_blocks)
-        touch_pages((*self.k, *self.v), self.num_touched_blocks, end)
+        by_size: dict[int, dict[int, torch.Tensor]] = {}
+        for cache in (*self.k, *self.v):
+            by_size.setdefault(cache.nbytes, {})[cache.data_ptr()] = cache  # once where layers share it
+        for same in by_size.values():
+            touch_pages([*same.values()], self.num_touched_blocks, end)
         self.num_touched_blocks = end
 
     @property
@@ -97,4 +107,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes one block takes over all layers that attend, keys and values."""
-    return 2 * config.num_kv_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return block_size * config.kv_size * dtype.itemsize

@@ -38,6 +38,20 @@ def test_a_model_is_described_with_its_level(tmp_path: Path) -> None:
     assert (facts["level"], facts["max_model_len"], facts["dtype"]) == ("general", 99, "float16")
 
 
+def test_layers_of_other_heads_are_described_with_all_of_them(tmp_path: Path) -> None:
+    text = {
+        "model_type": "gemma4_text", "vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+        "max_position_embeddings": 99,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+    }  # fmt: skip
+    raw = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    facts = describe_model(str(tmp_path))
+    assert (facts["level"], facts["architecture"]) == ("general", "Gemma4ForCausalLM")
+    assert facts["heads"] == "4 query, 2 key/value of 16 or 2 key/value of 32"
+
+
 def test_an_encoder_is_described_with_its_vectors(tmp_path: Path) -> None:
     save_tiny_encoder(tmp_path, "bert")
     facts = describe_model(str(tmp_path))

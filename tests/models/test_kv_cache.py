@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
+from bulkrun.models import kv_cache
+from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import KVCache, bytes_per_block
 from bulkrun.ops.dispatch import uses_compiled
@@ -75,3 +78,18 @@ def test_touched_blocks_have_memory_and_keep_what_they_hold(config: ModelConfig,
     assert cache.num_touched_blocks == num_blocks
     assert cache.v[1][3].view(torch.uint8).eq(64).all() and not cache.v[1][4].view(torch.uint8).any()
     assert not cache.k[0].view(torch.uint8).any()
+
+
+def test_layers_of_other_sizes_are_touched_apart_and_shared_ones_once(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlike = dataclasses.replace(config, unlike_layers=(LayerKV(2, 64, 0), LayerKV(1, 8, 1), LayerKV(2, 64, 0)))
+    cache = KVCache.allocate(unlike, 300, BLOCK_SIZE, torch.float32, "cpu")
+    if not uses_compiled(cache.k[0]):
+        pytest.skip("no compiled ops on this machine: a step's writes find memory")
+    touched: list[list[int]] = []
+    monkeypatch.setattr(
+        kv_cache, "touch_pages", lambda tensors, first, end: touched.append([tensor.data_ptr() for tensor in tensors])
+    )
+    cache.touch(100)
+    assert touched == [[one.data_ptr() for one in (cache.k[layer], cache.v[layer])] for layer in (0, 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+
+from tests.models.tiny_general import GENERAL_VARIANTS, MULTIPLIERS, NO_GQA
 
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
@@ -27,7 +29,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
 }
-_SMALL: dict[str, Any] = SIZES | {
+SMALL: dict[str, Any] = SIZES | {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
@@ -54,31 +56,7 @@ _ROPE_LONG = {
 _GEMMA = {"head_dim": 16, "sliding_window": 13, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 _EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 _GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 11, "swiglu_limit": 2.0}
-_MULTIPLIERS = {
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.6,
-    "attention_multiplier": 0.3,
-    "logits_scaling": 2.5,
-}
 
-# keys of more dimensions than values, made of latents
-_LATENT = {
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-}
-# experts of which a token may have those of some groups alone
-_GROUPED = {
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 4,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
-}
 
 # three layers with a state to one of attention; twice as many value heads as key heads
 DELTA_NET = {
@@ -93,9 +71,7 @@ DELTA_NET = {
 }
 _SHARED_EXPERT = {**_EXPERTS, "num_experts": 5, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
 
-_NO_GQA = {"num_key_value_heads": None}  # the architecture knows no such key
-
-# name -> (architecture, what differs from _SMALL)
+# name -> (architecture, what differs from SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama_tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -174,79 +150,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3ForCausalLM",
         {"pad_token_id": 0, "no_rope_layers": [1, 0, 0], "use_sliding_window": True, "sliding_window": 10},
     ),
-    "granite": ("GraniteForCausalLM", _MULTIPLIERS),
+    "granite": ("GraniteForCausalLM", MULTIPLIERS),
     "granite_biases_tied": (
         "GraniteForCausalLM",
-        _MULTIPLIERS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        MULTIPLIERS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     # from here on the general path
-    "gpt2": ("GPT2LMHeadModel", _NO_GQA),
-    "gpt_neox": ("GPTNeoXForCausalLM", _NO_GQA),
-    "opt": ("OPTForCausalLM", _NO_GQA | {"ffn_dim": 72, "word_embed_proj_dim": 32, "pad_token_id": 0}),
+    "gpt2": ("GPT2LMHeadModel", NO_GQA),
+    "gpt_neox": ("GPTNeoXForCausalLM", NO_GQA),
+    "opt": ("OPTForCausalLM", NO_GQA | {"ffn_dim": 72, "word_embed_proj_dim": 32, "pad_token_id": 0}),
     "stablelm": ("StableLmForCausalLM", {}),
     "cohere": ("CohereForCausalLM", {"pad_token_id": 0}),
     "cohere2": ("Cohere2ForCausalLM", {"pad_token_id": 0, "head_dim": 8, "sliding_window": 9}),
     "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
-# the rest of the architectures that the general path is tried with: less often, for time's sake
-GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "apertus": ("ApertusForCausalLM", {}),
-    "arcee": ("ArceeForCausalLM", {}),
-    "biogpt": ("BioGptForCausalLM", _NO_GQA),
-    "deepseek_v2": ("DeepseekV2ForCausalLM", _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"}),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", _LATENT | _GROUPED),
-    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
-    "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
-    "gpt_bigcode": ("GPTBigCodeForCausalLM", _NO_GQA),
-    "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", _NO_GQA | {"multi_query": False}),
-    "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
-    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
-    "glm4_moe": ("Glm4MoeForCausalLM", _GROUPED | {"head_dim": 16}),
-    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
-    "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "granitemoehybrid": (
-        "GraniteMoeHybridForCausalLM",
-        _MULTIPLIERS
-        | {
-            "layer_types": ["attention"] * 3,
-            "position_embedding_type": "rope",
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "shared_intermediate_size": 72,
-            "mamba_d_state": 16,
-            "mamba_n_heads": 12,
-            "mamba_d_head": 8,
-        },
-    ),
-    "helium": ("HeliumForCausalLM", {"head_dim": 8}),
-    "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
-    "minicpm3": ("MiniCPM3ForCausalLM", _LATENT),
-    "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
-    "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
-    "olmo": ("OlmoForCausalLM", {}),
-    "persimmon": ("PersimmonForCausalLM", _NO_GQA),
-    "phi": ("PhiForCausalLM", {}),
-    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 131_072}),
-    "qwen2_moe": (
-        "Qwen2MoeForCausalLM",
-        {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 32},
-    ),
-    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
-    "youtu": ("YoutuForCausalLM", _LATENT),
-}
+
+
+def known(variants: Iterable[str]) -> list[str]:
+    """Those of the variants whose architecture this version of transformers has."""
+    architectures = {name: architecture for name, (architecture, _) in (VARIANTS | GENERAL_VARIANTS).items()}
+    return [name for name in variants if hasattr(transformers, architectures[name])]
 
 
 def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
     """The transformers model of a variant, float32, in eval mode. `overrides` are Hugging Face config keys."""
     architecture, changes = (VARIANTS | GENERAL_VARIANTS)[variant]
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**deepcopy(_SMALL | changes | overrides))  # RoPE's values are written into
+    config = model_class.config_class(**deepcopy(SMALL | changes | overrides))  # RoPE's values are written into
     config._attn_implementation = "eager"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_class(config).to(torch.float32).eval()
-        _randomize(model)
+        randomize(model)
     for module in model.modules():
         if type(module).__name__ == "GptOssExperts":
             module.limit = (
@@ -277,14 +213,14 @@ def save_published(path: Path, variant: str, *, seed: int = 0, **keys: Any) -> t
     """
     architecture, changes = (VARIANTS | GENERAL_VARIANTS)[variant]
     model_type = getattr(transformers, architecture).config_class.model_type
-    raw = {"architectures": [architecture], "model_type": model_type, **_SMALL, **changes, **keys}
+    raw = {"architectures": [architecture], "model_type": model_type, **SMALL, **changes, **keys}
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(raw))
     config = transformers.AutoConfig.from_pretrained(path)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-        _randomize(model)
+        randomize(model)
     model.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(raw))
     return model
@@ -309,7 +245,7 @@ def edit_names(path: Path, rename: Callable[[str], str]) -> None:
 
 
 @torch.no_grad()
-def _randomize(model: transformers.PreTrainedModel) -> None:
+def randomize(model: transformers.PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if re.search(r"(norm|ln_\w|ln)\.weight$", name):
             parameter.uniform_(0.5, 1.5)
@@ -317,3 +253,6 @@ def _randomize(model: transformers.PreTrainedModel) -> None:
             parameter.normal_(std=0.3)
         else:
             parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+    for name, buffer in model.named_buffers():
+        if re.search(r"(layer_scalar|correction_bias|expert_bias)$", name):
+            buffer.uniform_(0.5, 1.5)

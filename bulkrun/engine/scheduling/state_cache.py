@@ -3,7 +3,8 @@
 Keys and values say what every token of a prefix was; a state says only what it came to after the last one. So a
 sequence can begin behind a prefix only where its state was copied just then, to a row beyond those of sequences. That
 is done where the next one in the queue, which waits for it, has the same tokens and then others; and where those had
-others that came before. Knows no tensors and no budgets.
+others that came before. Where both had them, little is enough: then a whole job may begin so. Knows no tensors and no
+budgets.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence as SequenceOf
 
 from bulkrun.engine.scheduling.sequence import Sequence
 
-MIN_GAIN = 32  # tokens that the next one need not compute; less is not worth that it waits
+MIN_GAIN = 32  # tokens that the next one need not compute; less is not worth that it waits,
+MIN_OF_MANY = 16  # unless those before had them too
 
 
 class StateCache:
@@ -56,8 +58,8 @@ class StateCache:
             return
         num_common = 0 if next_seq is None else _num_common(seq, next_seq, block_size)
         done = seq.num_computed_tokens
-        for num_blocks in sorted((num_known, num_common)):
-            if num_blocks * block_size - done >= MIN_GAIN:
+        for num_blocks, least in zip(sorted((num_known, num_common)), (MIN_OF_MANY, MIN_GAIN), strict=True):
+            if num_blocks * block_size - done >= least:
                 done = num_blocks * block_size
                 seq.saves_state_at.append(done)
                 self._coming[seq.block_hashes[num_blocks - 1]] = seq

@@ -160,7 +160,7 @@ class ModelRunner:
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
     def _copy_states(self, copies: list[StateCopy]) -> None:
-        """In every layer that keeps some: rare, so that a launch for each tensor does not count."""
+        """All copies at once in each layer that keeps some: only steps in which somebody begins have any."""
         if copies:
             source, target = self.rows.staging.send(*zip(*copies, strict=True))
             for state in self.kv_cache.states:

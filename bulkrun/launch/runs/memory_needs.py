@@ -37,7 +37,7 @@ class MemoryNeeds:
         weight_bytes = None if engine.load_format == "dummy" else _weight_bytes(prepared.model_dir)
         if not prepared.spec.generates:
             return cls(weight_bytes, kv_dtype, None, None)
-        token = 2 * model.num_kv_layers * model.num_kv_heads * model.head_dim * _ITEMSIZE[kv_dtype]
+        token = model.kv_size * _ITEMSIZE[kv_dtype]
         net = model.delta_net if isinstance(model, DecoderConfig) else None
         state = 0 if net is None else net.bytes_per_sequence(_ITEMSIZE[dtype])
         return cls(

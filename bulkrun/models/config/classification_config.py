@@ -15,11 +15,12 @@ from typing import Any
 from bulkrun.errors import ModelError
 from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.config.architectures import find_family
+from bulkrun.models.config.common_facts import with_dtype
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.embedding_config import max_text_len
 from bulkrun.models.config.encoder_config import text_config
 from bulkrun.models.config.general_config import CLASSIFIERS
-from bulkrun.models.config.model_config import DecoderConfig, ModelConfig, with_dtype
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.settings import ClassificationArgs, ScoreActivation
 
 _PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.config.common_facts import with_dtype
 from bulkrun.models.config.config_file import parsed, read_config, read_object
 from bulkrun.models.config.encoder_config import text_config
-from bulkrun.models.config.model_config import ModelConfig, with_dtype
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.sentence_modules import MODULES, DenseConfig, read_modules
 from bulkrun.settings import EmbeddingArgs, Pooling
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.architectures import find_family, refuse_other_parts, text_part
+from bulkrun.models.config.common_facts import common_facts
 from bulkrun.models.config.general_config import refuse_unknown, sizes_of
-from bulkrun.models.config.model_config import DecoderConfig, ModelConfig, common_facts
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.stored_quantization import refuse_quantized
 
 # model type -> the published models that are of it; their vectors are compared with transformers' own in the tests
@@ -38,7 +39,7 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
 
     Raises ModelError for what cannot make hidden states of a text here, KeyError for a missing size.
     """
-    raw = text_part(raw)
+    whole, raw = raw, text_part(raw)
     found = find_family(raw)
     if found is not None and not looks_both_ways(raw):
         return DecoderConfig.of_family(*found, raw)
@@ -46,6 +47,11 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(
             f"architecture {_name(raw)} is not supported: an encoder-decoder; models that are an encoder or a decoder "
             "alone are"
+        )
+    if raw is not whole:  # transformers' code would run with all of its parts
+        raise ModelError(
+            f"architecture {_name(whole)} makes no vectors here: of models with a vision or audio part those do whose "
+            "text part has the level fast (`bulkrun models`)"
         )
     refuse_other_parts(raw)
     refuse_quantized(raw)

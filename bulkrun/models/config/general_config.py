@@ -13,32 +13,68 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.architectures import refuse_other_parts
+from bulkrun.models.config.layer_kv import layers_kv
 from bulkrun.models.config.rope import max_positions, rope_keys
+from bulkrun.models.config.stored_quantization import refuse_quantized
 
 # compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
 TRIED: Mapping[str, str] = {
+    "AXK1ForCausalLM": "A.X K1",
+    "AfmoeForCausalLM": "Trinity (Arcee AFM, mixture of experts)",
+    "Apertus1p5TextForCausalLM": "Apertus 1.5",
     "ApertusForCausalLM": "Apertus",
     "ArceeForCausalLM": "Arcee AFM",
+    "BeamForCausalLM": "Beam 1.0",
     "BioGptForCausalLM": "BioGPT",
+    "CTRLLMHeadModel": "CTRL",
     "Cohere2ForCausalLM": "Command R7B, Command A",
+    "Cohere2MoeForCausalLM": "Command A+",
     "CohereForCausalLM": "Command R",
+    "CwmForCausalLM": "Code World Model",
+    "DbrxForCausalLM": "DBRX",
     "DeepseekV2ForCausalLM": "DeepSeek V2, V2-Lite",
     "DeepseekV3ForCausalLM": "DeepSeek V3, R1; Moonlight, Kimi K2",
+    "Dots1ForCausalLM": "dots.llm1",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 (dense)",
+    "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 (mixture of experts)",
     "Exaone4ForCausalLM": "EXAONE 4",
+    "ExaoneMoeForCausalLM": "K-EXAONE",
+    "FlexOlmoForCausalLM": "FlexOlmo",
+    "FlintForCausalLM": "Flint",
     "GPT2LMHeadModel": "GPT-2",
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
     "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
+    "Gemma3nForCausalLM": "Gemma 3n (the text part)",
+    "Gemma4ForCausalLM": "Gemma 4 (the text part)",
+    "Gemma4UnifiedForCausalLM": "Gemma 4 12B (the text part)",
     "Glm4ForCausalLM": "GLM-4-0414",
     "Glm4MoeForCausalLM": "GLM 4.5 to 4.7",
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
     "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
     "GraniteMoeHybridForCausalLM": "Granite 4.0 (dense; those of attention alone)",
+    "GraniteMoeSWAForCausalLM": "Granite Swash (mixture of experts)",
+    "GraniteMoeSharedForCausalLM": "Granite (mixture with shared experts)",
+    "GraniteSWAForCausalLM": "Granite Swash (dense)",
+    "HYV3ForCausalLM": "Hunyuan 3 (Hy3)",
     "HeliumForCausalLM": "Helium",
     "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
+    "HunYuanMoEV1ForCausalLM": "Hunyuan-A13B",
+    "HyperCLOVAXForCausalLM": "HyperCLOVA X SEED",
+    "Jais2ForCausalLM": "Jais 2",
+    "JetMoeForCausalLM": "JetMoE",
+    "Kolibri1ForCausalLM": "Kolibri 1",
+    "LagunaForCausalLM": "Laguna",
+    "LongcatFlashForCausalLM": "LongCat-Flash",
+    "MellumForCausalLM": "Mellum 2",
+    "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
     "MiniCPM3ForCausalLM": "MiniCPM3",
+    "MiniMaxM2ForCausalLM": "MiniMax M2",
+    "Ministral3ForCausalLM": "Ministral 3 (the text part)",
     "MinistralForCausalLM": "Ministral (8B)",
+    "Mistral4ForCausalLM": "Mistral Small 4 (the text part)",
+    "ModernBertDecoderForCausalLM": "ModernBERT Decoder, Ettin (decoders)",
+    "NanoChatForCausalLM": "nanochat",
     "NemotronForCausalLM": "Nemotron-4, Minitron",
     "OPTForCausalLM": "OPT",
     "OlmoForCausalLM": "OLMo",
@@ -48,8 +84,10 @@ TRIED: Mapping[str, str] = {
     "PhimoeForCausalLM": "Phi-3.5-MoE",
     "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2-MoE",
     "SeedOssForCausalLM": "Seed-OSS",
+    "SolarOpenForCausalLM": "Solar Open",
     "StableLmForCausalLM": "StableLM",
     "Starcoder2ForCausalLM": "StarCoder2",
+    "VaultGemmaForCausalLM": "VaultGemma",
     "YoutuForCausalLM": "Youtu-LLM",
 }
 
@@ -60,13 +98,16 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
         "Mamba, RWKV, Jamba, Falcon-H1, LFM2 ...",
         "a state of another kind than Qwen3.5's",
     ),
-    "sparse attention": ("DeepSeek V3.2, GLM-5 ...", "attention to tokens that are picked for each one"),
+    "sparse attention": (
+        "DeepSeek V3.2 and V4, GLM-5, MiniMax M3 ...",
+        "attention to tokens that are picked for each one",
+    ),
     "vision or audio beside text": (
-        "Qwen2.5-VL, Llama 4, Gemma 3n, Voxtral ...",
-        "prompts are text; see Gemma 3, Mistral",
+        "Llama 4, GLM-4.6V, Voxtral, Qwen3-Omni ...",
+        "prompts are text; run as text: Gemma 3 and 4, Mistral, Qwen-VL, InternVL, LLaVA",
     ),
     "attention of their own": (
-        "BLOOM, MPT, Falcon, GPT-Neo, CodeGen; GPT-J before transformers 5.24",
+        "BLOOM, MPT, Falcon, GPT-Neo, CodeGen, Doge, HRM; GPT-J before transformers 5.24",
         "transformers cannot exchange it",
     ),
     "quantized checkpoints": (
@@ -78,8 +119,9 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
 
 # found out by loading them; named here so that a job is refused before any work
 _OWN_ATTENTION = (
-    "BloomForCausalLM", "CodeGenForCausalLM", "DiffLlamaForCausalLM", "FalconForCausalLM",
-    "GPTNeoForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM",
+    "BloomForCausalLM", "CodeGenForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM", "FalconForCausalLM",
+    "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM", "HrmTextForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel",
+    "XGLMForCausalLM",
 )  # fmt: skip
 
 # encoders that can be decoders as well, where config.json says so
@@ -104,12 +146,22 @@ _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 _KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
 _MULTI_QUERY = "GPTBigCodeForCausalLM"  # one key head, unless the file says otherwise
+_HEADS_OF_EXPERTS = "JetMoeForCausalLM"  # a token has its heads once for each of its experts
 _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 _ALSO_FULL = "attention"  # what hybrids call it
 CLASSIFIERS = "ForSequenceClassification"  # how their classes end
 _DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+def general_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a parsed config.json of the general path says, as `ModelConfig` names it. Raises ModelError."""
+    refuse_impossible(raw)
+    refuse_quantized(raw)
+    sizes = sizes_of(raw)
+    unlike = layers_kv(raw, sizes["num_layers"], sizes["num_kv_heads"], sizes["head_dim"])
+    return sizes | {"unlike_layers": unlike}
 
 
 def refuse_impossible(raw: Mapping[str, Any]) -> None:
@@ -170,8 +222,10 @@ def _reasons_of_attention(raw: Mapping[str, Any], names: list[str]) -> Iterator[
         yield "an encoder unless config.json has is_decoder: true"
     if any(name in _OWN_ATTENTION for name in names):
         yield "transformers cannot exchange its attention for ours"
-    if raw.get("index_topk"):
+    if raw.get("index_topk") or raw.get("sparse_attention_config"):
         yield "sparse attention, which picks the tokens it looks at"
+    if raw.get("use_bidirectional_attention") in (True, "all"):
+        yield "use_bidirectional_attention makes it an encoder"
     if raw.get("attention_chunk_size"):
         yield f"attention within chunks of {raw['attention_chunk_size']} tokens"
 
@@ -201,6 +255,8 @@ def _key_heads(raw: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """The heads of keys and their dimensions, None for those of queries and for hidden_size over heads."""
     if raw.get("kv_lora_rank"):  # latent attention: transformers makes whole keys and values of the latents
         return None, raw.get("qk_nope_head_dim", 0) + raw.get("qk_rope_head_dim", 0)
+    if raw["architectures"][0] == _HEADS_OF_EXPERTS:
+        return _first(raw, _KV_HEAD_NAMES) * raw.get("num_experts_per_tok", 2), raw.get("kv_channels")
     is_multi_query = raw.get("multi_query", raw["architectures"][0] == _MULTI_QUERY)
     heads = 1 if is_multi_query else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
     return heads, raw.get("head_dim")

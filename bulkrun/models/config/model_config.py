@@ -14,17 +14,17 @@ from typing import Any
 
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.architectures import find_family, text_part
+from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.delta_net import DeltaNetConfig, delta_net_of
 from bulkrun.models.config.experts import MoEConfig, moe_of
 from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
-from bulkrun.models.config.general_config import refuse_impossible, sizes_of
+from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
+from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
-from bulkrun.models.config.stored_quantization import Quantized, refuse_quantized, stored_quantization
-from bulkrun.models.files.safetensors_header import stored_dtype
+from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
 
-_DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -43,6 +43,18 @@ class ModelConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     dtype: str  # bfloat16, float16 or float32: what the weights are stored in
+    unlike_layers: tuple[LayerKV, ...] | None = None  # each one's keys, where they differ or are shared
+
+    @property
+    def layers_kv(self) -> tuple[LayerKV, ...]:
+        """What each layer of attention keeps of a token."""
+        alike = (LayerKV(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_kv_layers))
+        return self.unlike_layers or tuple(alike)
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers that the cache holds of a token: keys and values of all layers."""
+        return 2 * sum(kv.size for layer, kv in enumerate(self.layers_kv) if kv.source == layer)
 
     @property
     def reachable_positions(self) -> int:
@@ -76,9 +88,7 @@ class ModelConfig:
         found = find_family(raw)
         if found is not None:
             return DecoderConfig.of_family(*found, raw)
-        refuse_impossible(raw)
-        refuse_quantized(raw)
-        return ModelConfig(**sizes_of(raw), **common_facts(raw))
+        return ModelConfig(**general_facts(raw), **common_facts(raw))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,25 +183,6 @@ class DecoderConfig(ModelConfig):
             is_causal=is_causal,
             **common_facts(raw),
         )
-
-
-def with_dtype(raw: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Where the file says nothing, or `auto`, it is what the weights are stored in, as in transformers."""
-    text = text_part(raw)
-    given = text.get("dtype") or text.get("torch_dtype") or "auto"
-    return {**raw, "dtype": stored_dtype(path) or "float32"} if given == "auto" else raw
-
-
-def common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What every config.json says alike: the dtype and the tokens that end an output. Raises ModelError."""
-    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    if name not in _DTYPES:
-        raise ModelError(f"dtype {name} is not supported; these are: {', '.join(_DTYPES)}")
-    eos = raw.get("eos_token_id")
-    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    if not all(isinstance(token_id, int) for token_id in eos_token_ids):
-        raise ModelError(f"key 'eos_token_id' is {eos!r}, neither a token id nor a list of them; fix or remove it")
-    return {"eos_token_ids": eos_token_ids, "dtype": name}
 
 
 def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:

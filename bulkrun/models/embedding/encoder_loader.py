@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModel, PreTrainedModel
-from transformers.utils import logging
 
 from bulkrun.errors import ModelError, UsageError, first_line
 from bulkrun.models.config.adapter_fit import AdapterError
@@ -28,7 +27,7 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.loading.from_transformers import own_weights, random_model, stored_model
+from bulkrun.models.loading.from_transformers import no_reports, own_weights, random_model, stored_model
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
@@ -67,7 +66,7 @@ def load_transformer(
     does.
     """
     dtype, device, adapter = options.dtype, options.device, options.adapter
-    with _no_reports():
+    with no_reports():
         if options.load_format == "dummy":
             model = random_model(auto_class, path, dtype, device)
         else:
@@ -128,15 +127,3 @@ def errors_named(what: str, device: torch.device) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise ModelError(f"{what}: transformers cannot load or run it: {first_line(error)}") from None
-
-
-@contextmanager
-def _no_reports() -> Iterator[None]:
-    """No bars, and no warnings of tensors that have no place; those that are missing are an error here."""
-    logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)

@@ -106,8 +106,8 @@ def _packed_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     Raises ModelError for what the op cannot do.
     """
     asked.refuse_more()
-    if asked.has_mask or asked.soft_cap is not None:
-        raise ModelError("its attention wants a mask or a soft cap")
+    if asked.has_mask or asked.soft_cap is not None or asked.sinks_H is not None:
+        raise ModelError("its attention wants a mask, a soft cap or sinks")
     step: _Step = module.bulkrun_step
     assert step.texts is not None, "`PackedTransformer` says which texts run"
     step.widest_window = max(step.widest_window, asked.sliding_window or 0)

@@ -25,6 +25,7 @@ class Asked(NamedTuple):
     sliding_window: int | None
     soft_cap: float | None
     has_mask: bool
+    sinks_H: torch.Tensor | None  # a score of each head beside those of the keys
     others: dict[str, Any]  # whatever else this architecture hands over
 
     def refuse_more(self) -> None:
@@ -46,12 +47,13 @@ def register_attention(name: str, attend: Callable[[nn.Module, Asked], torch.Ten
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """query [1, H, T, D], key [1, K, T, D], value [1, K, T, V]; returns [1, T, H, V]."""
         states = (given[0].transpose(0, 1) for given in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        asked = Asked(*states, scale, sliding_window, softcap, attention_mask is not None, others)
+        asked = Asked(*states, scale, sliding_window, softcap, attention_mask is not None, s_aux, others)
         return attend(module, asked)[None], None
 
     AttentionInterface.register(name, attention)

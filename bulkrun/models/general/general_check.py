@@ -62,7 +62,7 @@ def _distance_in(dtype: torch.dtype, model: GeneralModel) -> float:
         theirs = [_own_logits(model, tokens) for tokens in sequences]
     with _errors_named(name, "it fails over the paged cache"):
         ours = _paged_logits(model, sequences, dtype)
-    if model.step.layers != list(range(model.config.num_layers)):
+    if model.step.layers != list(range(len(model.config.layers_kv))):
         raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
     compared = zip(ours, theirs, _FIRST_COMPARED, strict=True)
     return max(distance(our[first:], their[first:]) for our, their, first in compared)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from bulkrun import ops
 from bulkrun.errors import ModelError
+from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.decoder.decoder_layer import attend
 from bulkrun.models.general.attention_interface import Asked, register_attention
@@ -32,6 +33,7 @@ class _Step:
     """What a model's attention layers must know of the step that runs; all of them hold this one object."""
 
     max_positions: int
+    layers_kv: tuple[LayerKV, ...]
     kv_cache: KVCache | None = None
     meta: AttentionMetadata | None = None
     layers: list[int] = field(default_factory=list)  # that have attended in this step, in order
@@ -45,7 +47,7 @@ class GeneralModel:
         self.model = model
         self.dtype, self.device = model.dtype, model.device
         self.is_capturable = self.is_in_fp8 = False  # the architecture's own code may wait for the device
-        self.step = _Step(config.max_position_embeddings)
+        self.step = _Step(config.max_position_embeddings, config.layers_kv)
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 module.bulkrun_step = self.step
@@ -85,7 +87,7 @@ def register_paged_attention() -> None:
 
 
 def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
-    """Store this step's keys and values, and attend over the cache.
+    """Store this step's keys and values, unless an earlier layer that shares them did, and attend over the cache.
 
     Values of fewer dimensions than keys (latent attention) lie in the cache with zeros behind them. Raises ModelError
     for what the cache cannot hold or the op cannot do.
@@ -99,7 +101,8 @@ def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     num_dims = asked.v_TKV.shape[-1]
     num_missing = asked.k_TKD.shape[-1] - num_dims
     v_TKD = functional.pad(asked.v_TKV, (0, num_missing)) if num_missing else asked.v_TKV
-    ops.store_kv(asked.k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
+    if step.layers_kv[layer].source == layer:
+        ops.store_kv(asked.k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
     out_THD = attend(
         asked.q_THD.to(v_TKD.dtype).contiguous(),  # some models turn queries in float32
         k_cache,
@@ -108,6 +111,7 @@ def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
         scale=asked.scale,
         sliding_window=asked.sliding_window,
         soft_cap=asked.soft_cap,
+        sinks_H=None if asked.sinks_H is None else asked.sinks_H.float(),
     )
     return out_THD[..., :num_dims].to(asked.q_THD.dtype)
 
@@ -117,10 +121,12 @@ def _refuse_what_is_missing(module: nn.Module, asked: Asked, k_cache: torch.Tens
     if keys[:2] != values[:2] or keys[2] < values[2] or keys[1:] != k_cache.shape[2:]:
         raise ModelError(
             f"keys of {list(keys[1:])} and values of {list(values[1:])} (heads, dimensions) in layer "
-            f"{module.layer_idx}; one size for all, which config.json gives as {list(k_cache.shape[2:])}, is supported"
+            f"{module.layer_idx}; those of {list(k_cache.shape[2:])}, as config.json is read, are supported"
         )
     if False in (asked.others.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelError("its attention looks at later tokens as well; decoders that generate text do not")
+    if asked.has_mask:
+        raise ModelError("its attention wants a mask of its own making")
     asked.refuse_more()
     config = module.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.adapter import Adapter, LowRank, base_name
+from bulkrun.models.loading.stored_weights import text_name
 from bulkrun.models.loading.tensor_names import Target
 
 
@@ -19,7 +20,8 @@ from bulkrun.models.loading.tensor_names import Target
 def add_to_model(model: PreTrainedModel, adapter: Adapter) -> None:
     """Change parameters where they lie, rounding each sum once. Raises AdapterError where that does not fit."""
     body, own = f"{model.base_model_prefix}.", dict(model.named_parameters(remove_duplicate=False))
-    adapter = adapter.named(lambda name: base_name(name, own, body))
+    # trained on a model that sees, it may have that one's names for the text part
+    adapter = adapter.named(lambda name: base_name(name if name in own else text_name(name), own, body))
     adapter = adapter._replace(added=dict(_as_they_lie(adapter, model)))
     adapter.check_fits({name: tuple(parameter.shape) for name, parameter in own.items()})
     _part_shared(model, [own[name] for name in adapter.names])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from bulkrun.models.files.read_errors import read_through
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapted_model import add_to_model
 from bulkrun.models.loading.adapter import Adapter
 
+_NAMES_OF_TEXT_PART = {
+    r"^(model\.language_model|language_model\.model)\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
 _FIX_OF_HEAD = (
     "neither the model nor its adapter has them: train the adapter with that module in modules_to_save or, where it is "
     "no part of the head, download the model again"
@@ -57,6 +63,25 @@ def stored_model(
     return model
 
 
+def stored_config(path: Path) -> PreTrainedConfig:
+    """What transformers reads in config.json. Raises whatever it raises."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    return config
+
+
+def decoder_config(path: Path) -> tuple[PreTrainedConfig, dict[str, str]]:
+    """As `stored_config`, and nothing; of a model with towers for images or sound that of the decoder of text alone.
+
+    And for such a model how its tensors are renamed (patterns), in both ways in which checkpoints name them.
+    """
+    whole = stored_config(path)
+    text = whole.get_text_config()
+    if text is whole:
+        return whole, {}
+    text.tie_word_embeddings = whole.tie_word_embeddings  # as the whole model does
+    return text, _NAMES_OF_TEXT_PART
+
+
 @torch.no_grad()
 def own_weights(model: PreTrainedModel) -> PreTrainedModel:
     """The model with weights of its own, not those of the file, which transformers maps.
@@ -70,10 +95,31 @@ def own_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def random_model(
-    auto_class: Any, path: Path, dtype: torch.dtype, device: torch.device | str, **options: Any
+    auto_class: Any,
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    config: PreTrainedConfig | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
-    """The model of config.json alone, its weights the same every time. Raises whatever transformers raises."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    """The model of config.json alone, or of `config`, its weights the same every time.
+
+    Raises whatever transformers raises.
+    """
+    config = config or stored_config(path)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         return auto_class.from_config(config, dtype=dtype, trust_remote_code=False, **options)
+
+
+@contextmanager
+def no_reports() -> Iterator[None]:
+    """No bars, and no warnings of tensors that have no place; those that are missing are an error here."""
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

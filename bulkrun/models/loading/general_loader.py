@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from bulkrun.errors import ModelError, first_line
@@ -15,7 +17,13 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
-from bulkrun.models.loading.from_transformers import own_weights, random_model, stored_model
+from bulkrun.models.loading.from_transformers import (
+    decoder_config,
+    no_reports,
+    own_weights,
+    random_model,
+    stored_model,
+)
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
@@ -34,11 +42,7 @@ def load_general_model(path: Path, config: ModelConfig, files: list[Path], optio
     register_paged_attention()
     disable_progress_bar()
     try:
-        attention = {"attn_implementation": ATTENTION_NAME}
-        if files:
-            model = stored_model(AutoModelForCausalLM, path, dtype, adapter=options.adapter, **attention)
-        else:
-            model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
+        model = _transformers_model(path, config.architecture, files, options)
         general = GeneralModel(own_weights(model.to(device)).eval().requires_grad_(False), config)
     except AdapterError:
         raise
@@ -54,6 +58,17 @@ def load_general_model(path: Path, config: ModelConfig, files: list[Path], optio
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     return general
+
+
+def _transformers_model(path: Path, architecture: str, files: list[Path], options: LoadOptions) -> PreTrainedModel:
+    """The model with our attention in it; of one that sees or hears the decoder alone."""
+    config, renamed = decoder_config(path)
+    known = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else getattr(transformers, architecture)
+    how = {"config": config, "attn_implementation": ATTENTION_NAME}
+    if not files:
+        return random_model(known, path, options.dtype, options.device, **how)
+    with no_reports() if renamed else nullcontext():  # of all tensors that are not the text's
+        return stored_model(known, path, options.dtype, adapter=options.adapter, key_mapping=renamed or None, **how)
 
 
 def _reason(error: Exception) -> str:

@@ -133,7 +133,7 @@ def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 def _fill(model: Decoder, weights: AnyWeights, how: dict[str, _Stored], path: Path, *, pack: bool) -> None:
     """Read every tensor to its place, some by `how` they are stored or what is added to them; `pack` each matrix as
     soon as it is whole, while the next ones are read."""
-    wanted = dict(targets(model, weights.tensors.keys()))
+    wanted = dict(targets(model, weights.tensors))
     stored = checked_tensors(wanted, weights.tensors, weights.scales, model.config, path)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}

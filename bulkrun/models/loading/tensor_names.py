@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import MLP, ExpertLinear, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
+from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.row_orders import BY_KEY_HEAD, ba_order, gates_first, qkvz_order
 
 
@@ -106,10 +107,10 @@ _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def targets(model: Decoder, stored_names: Collection[str]) -> Iterator[tuple[str, Target]]:
+def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Target]]:
     """Every tensor that a checkpoint of this config must hold, and where it goes.
 
-    `stored_names` are those it does hold: they tell in which of two layouts it has its experts.
+    `stored` are those it does hold, by name: they tell in which layout it has its experts.
     """
     config = model.config
     yield EMBEDDING, _whole(model.embed_weight)
@@ -117,7 +118,7 @@ def targets(model: Decoder, stored_names: Collection[str]) -> Iterator[tuple[str
     if not config.tie_word_embeddings:
         yield HEAD, _whole(model.lm_head.weight)
     for i, layer in enumerate(model.layers):
-        yield from _layer_targets(f"model.layers.{i}.", layer, config, stored_names)
+        yield from _layer_targets(f"model.layers.{i}.", layer, config, stored)
 
 
 def expert_modules(config: DecoderConfig) -> list[str]:
@@ -130,7 +131,7 @@ def expert_modules(config: DecoderConfig) -> list[str]:
 
 
 def _layer_targets(
-    prefix: str, layer: DecoderLayer, config: DecoderConfig, stored_names: Collection[str]
+    prefix: str, layer: DecoderLayer, config: DecoderConfig, stored: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, Target]]:
     for name, attribute in _NORM_NAMES[config.norms].items():
         yield f"{prefix}{name}.weight", _norm(getattr(layer, attribute), config)
@@ -144,10 +145,10 @@ def _layer_targets(
     if isinstance(layer.mlp, MLP):
         yield from _mlp_targets(f"{prefix}mlp.", layer.mlp, config)
     elif config.architecture in _INTERLEAVED_EXPERTS:
-        is_packed = f"{prefix}{_FUSED_EXPERTS}gate_up_proj{PACKED_EXPERTS}" in stored_names
+        is_packed = f"{prefix}{_FUSED_EXPERTS}gate_up_proj{PACKED_EXPERTS}" in stored
         yield from _interleaved_expert_targets(prefix, layer.mlp, is_packed=is_packed)
-    elif f"{prefix}{_FUSED_EXPERTS}gate_up_proj" in stored_names:
-        yield from _fused_expert_targets(prefix, layer.mlp)
+    elif f"{prefix}{_FUSED_EXPERTS}gate_up_proj" in stored:
+        yield from _fused_expert_targets(prefix, layer.mlp, stored.get(f"{prefix}{_FUSED_EXPERTS}down_proj"))
     else:
         yield from _expert_targets(prefix, layer.mlp, config)
 
@@ -211,10 +212,18 @@ def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Itera
         yield from _weights(of_expert, down, {names.down: config.hidden_size})
 
 
-def _fused_expert_targets(prefix: str, mlp: SparseMLP) -> Iterator[tuple[str, Target]]:
+def _fused_expert_targets(prefix: str, mlp: SparseMLP, down: StoredTensor | None) -> Iterator[tuple[str, Target]]:
+    """All experts in one tensor. Where `down`, as it is stored, lies by columns (Qwen3-VL), gate and up do so too."""
     yield f"{prefix}mlp.gate.weight", _whole(mlp.router.weight)
+    _, num_outputs, num_inputs = _places(mlp.down_proj).target().shape
+    by_columns = down is not None and num_inputs != num_outputs and down.shape[1:] == (num_inputs, num_outputs)
     for name, projection in (("gate_up_proj", mlp.gate_up_proj), ("down_proj", mlp.down_proj)):
-        yield f"{prefix}{_FUSED_EXPERTS}{name}", _places(projection).target()
+        places = _places(projection)
+        target = places.target()
+        if by_columns:
+            num_experts, rows, columns = target.shape
+            target = places.each(lambda whole: whole.transpose(1, 2)).target((num_experts, columns, rows))
+        yield f"{prefix}{_FUSED_EXPERTS}{name}", target
 
 
 def _interleaved_expert_targets(prefix: str, mlp: SparseMLP, *, is_packed: bool) -> Iterator[tuple[str, Target]]:

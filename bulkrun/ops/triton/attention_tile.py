@@ -159,7 +159,14 @@ def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
     if padded_dim(head_dim) * dtype.itemsize <= 256:
         return TILE_ROWS, 64
-    return 64, 32
+    if padded_dim(head_dim) <= 256:
+        return 64, 32
+    return 64 if dtype.itemsize <= 2 else 16, 16  # 512 dimensions: Gemma 4's layers of full attention
+
+
+def num_warps(rows: int, head_dim: int) -> int:
+    """Warps of a prefill tile: so many that their registers hold the sums of its rows."""
+    return 8 if rows == TILE_ROWS or rows * padded_dim(head_dim) > 2**14 else 4
 
 
 def packed_rows(rows: int, group: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         PADDED_DIM=dim,
-        BLOCK_N=64 if dim * q_THD.element_size() <= 256 else 32,
+        BLOCK_N=64 if dim * q_THD.element_size() <= 256 else 32 if dim <= 256 else 16,
         CHUNK=partial_results.CHUNK,
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
@@ -80,7 +80,8 @@ def decode_attention(
         IN_PAIRS=in_pairs,
         # two warps read twice as wide as four and exchange less: 3% faster between products that slow an H200's clock
         num_warps=2 if padded_group == 16 and dim <= 128 and k_cache.element_size() == 2 else 4,
-        num_stages=5,  # half of them for the block ids, which keys wait for: keys and values are two tiles deep
+        # half of them for the block ids, which keys wait for: keys and values are two tiles deep
+        num_stages=5 if dim * q_THD.element_size() <= 1024 else 1,
     )
     if partial.max_parts > 1:
         merge_parts(partial, context_lens_S, prefix_lens_S, out_THD, sliding_window=sliding_window, sinks_H=sinks_H)

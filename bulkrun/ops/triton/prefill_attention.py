@@ -11,13 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention.metadata import TILE_ROWS, AttentionMetadata
+from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.triton.attention_tile import (
     add_sink,
     attend_tile,
     find_owner,
     num_stages,
     num_tiles,
+    num_warps,
     packed_rows,
     padded_dim,
     tile_shape,
@@ -77,7 +78,7 @@ def prefill_attention(
         SOFT_CAP=soft_cap or 0.0,
         MASK_ALL=is_invariant,
         HAS_SINKS=sinks_H is not None,
-        num_warps=8 if rows == TILE_ROWS else 4,
+        num_warps=num_warps(rows, head_dim),
         num_stages=num_stages(head_dim, q_THD.dtype, q_THD.device),
     )
 

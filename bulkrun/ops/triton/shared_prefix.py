@@ -12,9 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention.metadata import TILE_ROWS, SharedPrefixes
+from bulkrun.ops.attention.metadata import SharedPrefixes
 from bulkrun.ops.triton import partial_results
-from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, packed_rows, padded_dim, tile_shape
+from bulkrun.ops.triton.attention_tile import (
+    attend_tile,
+    find_owner,
+    num_stages,
+    num_warps,
+    packed_rows,
+    padded_dim,
+    tile_shape,
+)
 from bulkrun.ops.triton.partial_results import PartialResults
 
 _PLACES = 132  # programs of eight warps that an H100 or H200 runs at a time; more only have to be started
@@ -41,9 +49,9 @@ def shared_prefix_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     group = num_heads // num_kv_heads
     rows, keys = tile_shape(head_dim, q_THD.dtype)
-    num_warps = 8 if rows == TILE_ROWS else 4
+    warps = num_warps(rows, head_dim)
     block_m, block_s = packed_rows(rows, group)
-    _shared_prefix_kernel[(_PLACES * 8 // num_warps,)](
+    _shared_prefix_kernel[(_PLACES * 8 // warps,)](
         q_THD,
         k_cache,
         v_cache,
@@ -71,7 +79,7 @@ def shared_prefix_attention(
         BLOCK_N=keys,
         CHUNK=chunk,
         SOFT_CAP=soft_cap or 0.0,
-        num_warps=num_warps,
+        num_warps=warps,
         num_stages=num_stages(head_dim, q_THD.dtype, q_THD.device),
     )
 

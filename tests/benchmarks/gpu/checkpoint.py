@@ -38,7 +38,7 @@ def write(folder: Path, shape: str) -> None:
     shard: dict[str, Any] = {}
     weight_map: dict[str, str] = {}
     size = number = 0
-    for name, target in targets(model, stored_names=()):  # in the layout of experts that is published
+    for name, target in targets(model, stored={}):  # in the layout of experts that is published
         num_elements = math.prod(target.shape)
         repeats = -(-num_elements // block.numel())
         shard[name] = block.repeat(repeats)[:num_elements].view(target.shape)

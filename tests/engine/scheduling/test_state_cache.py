@@ -13,7 +13,7 @@ from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
-from bulkrun.engine.scheduling.state_cache import MIN_GAIN, StateCache
+from bulkrun.engine.scheduling.state_cache import MIN_GAIN, MIN_OF_MANY, StateCache
 from bulkrun.request import Request, SamplingParams
 
 BLOCK_SIZE = 8
@@ -176,8 +176,10 @@ def test_prompts_that_are_alike_share_all_but_their_last_block() -> None:
     assert [seq.num_cached_tokens for seq in seqs] == [0, *[len(SHARED)] * 3]
 
 
-def test_little_in_common_is_not_waited_for() -> None:
+def test_little_in_common_is_not_waited_for_unless_many_have_it() -> None:
     seqs = run(make_scheduler(), [[*SHARED[: MIN_GAIN - 1], number] for number in range(4)])
+    assert [seq.num_cached_tokens for seq in seqs] == [0, 0, MIN_GAIN - BLOCK_SIZE, MIN_GAIN - BLOCK_SIZE]
+    seqs = run(make_scheduler(), [[*SHARED[: MIN_OF_MANY - 1], number] for number in range(4)])
     assert [seq.num_cached_tokens for seq in seqs] == [0] * 4
 
 

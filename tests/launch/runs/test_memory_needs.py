@@ -11,6 +11,7 @@ import pytest
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.plan.report import PlanCounters
 from bulkrun.launch.runs.memory_needs import MemoryNeeds
+from bulkrun.models.config.model_config import ModelConfig
 
 COUNTERS = PlanCounters(
     rows=12, prompt_tokens=1000, expected_output_tokens=9 * 2 * 50, duplicate_prompts=1, errors={"bad_input": 2}
@@ -19,7 +20,10 @@ TOKEN = 2 * 32 * 8 * 128  # Llama 3.1 8B's numbers a token
 
 
 def needs(folder: Path, *, generates: bool = True, **engine: Any) -> MemoryNeeds:
-    model = SimpleNamespace(dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128)
+    model = ModelConfig(
+        architecture="LlamaForCausalLM", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32,
+        num_heads=32, num_kv_heads=8, head_dim=128, max_position_embeddings=131_072, eos_token_ids=(), dtype="bfloat16",
+    )  # fmt: skip
     spec = SimpleNamespace(
         generates=generates, sampled=SimpleNamespace(generations=2), engine=EngineSpec.model_validate(engine)
     )

@@ -108,9 +108,9 @@ def test_biases_by_family() -> None:
     [
         ({"architectures": ["BertModel"]}, r"BertModel is not supported; decoders that generate text are"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, r"T5\w+ is not .*an encoder-"),
-        ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
-         r"Mistral3\w+ is not .* vision or audio part; these run as text: Gemma3\w+ with .* a mistral text_config"),
-        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, r"Qwen2_5_VL\w+ is not .* vision or audio part"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "mistral9"}},
+         r"Mistral3\w+ is not .* vision or audio part; .* 'mistral9', and those that run as text are mistral, minis"),
+        ({"architectures": ["Glm4vForConditionalGeneration"]}, r"Glm4v\w+ is not .* these run as text: Gemma3For"),
         ({"architectures": ["PhiXForCausalLM"], "audio_config": {"layers": 1}}, r"PhiX.* a vision or audio part"),
         ({"architectures": None, "model_type": "stablelm"}, r"model type stablelm alone does not tell"),
         ({"architectures": ["LlamaModel"], "model_type": "mistral"}, r"LlamaModel is not supported; decoders that"),

@@ -18,12 +18,14 @@ from bulkrun.models.config.families import FAMILIES
 from bulkrun.models.config.general_config import TRIED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.general.general_model import GeneralModel
+from bulkrun.models.kv_cache import KVCache, bytes_per_block
 from tests.models.load import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits
 from tests.models.tiny_models import (
     GENERAL_VARIANTS,
     VARIANTS,
     VOCAB_SIZE,
+    known,
     make_tiny_model,
     save_published,
     save_tiny_model,
@@ -44,7 +46,7 @@ def save_untrained(path: Path, architecture: str, **config: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("variant", GENERAL_VARIANTS)
+@pytest.mark.parametrize("variant", known(GENERAL_VARIANTS))
 def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path: Path) -> None:
     prompt_lens, lens = [21, 1, 9], [40, 17, 30]
     generator = torch.Generator().manual_seed(1)
@@ -101,7 +103,7 @@ def test_gpt_j_runs_where_transformers_can_exchange_its_attention(tmp_path: Path
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "granitemoe", "phimoe", "cohere2"])
+@pytest.mark.parametrize("variant", known(["gpt2", "granitemoe", "phimoe", "cohere2", "gemma4"]))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_is_not_taken_for_an_error(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=dtype, device="cpu")
@@ -198,6 +200,43 @@ def test_a_window_of_which_nobody_says_where_it_holds_is_refused_unless_no_seque
     save_published(tmp_path, "phimoe", sliding_window=511, max_position_embeddings=512)
     with pytest.raises(ModelError, match=r"PhimoeForCausalLM .* does not say where its sliding window of 511 holds"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("variant", known(["gemma4", "gemma4_moe", "mimo_v2_flash"]))
+def test_published_keys_tell_the_heads_of_each_layer(variant: str, tmp_path: Path) -> None:
+    """transformers writes them anew, by layer."""
+    reference = save_published(tmp_path / "published", variant)
+    reference.save_pretrained(tmp_path / "saved")
+    published, saved = (ModelConfig.from_dir(tmp_path / name).layers_kv for name in ("published", "saved"))
+    assert published == saved and len({kv[:2] for kv in saved}) > 1
+    tokens = torch.arange(3, 60)
+    (ours,) = forced_logits(load(tmp_path / "published"), [tokens.tolist()], [31])
+    with torch.inference_mode():
+        torch.testing.assert_close(ours, reference(tokens[None]).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not known(["gemma4"]), reason="this version of transformers has no such model")
+def test_layers_that_share_keys_have_one_cache(tmp_path: Path) -> None:
+    config = load(save_tiny_model(tmp_path, "gemma4")).config
+    assert [kv.source for kv in config.layers_kv] == [0, 1, 2, 2, 1]
+    cache = KVCache.allocate(config, 4, 8, torch.float32, "cpu")
+    assert cache.k[3] is cache.k[2] and cache.v[4] is cache.v[1] and cache.k[0] is not cache.k[2]
+    assert bytes_per_block(config, 8, torch.float32) == sum(one[0].nbytes for one in (*cache.k[:3], *cache.v[:3]))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ModelError, match="layer 1 is to share the keys of an earlier one of its kind, and there is"):
+        ModelConfig.from_dict(raw | {"num_kv_shared_layers": 4})
+
+
+def test_a_model_that_makes_a_mask_of_its_own_is_refused_by_name_and_would_be_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"intermediate_size": 72, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    path = save_untrained(tmp_path, "DogeForCausalLM", **sizes)
+    with pytest.raises(ModelError, match="DogeForCausalLM is not supported: transformers cannot exchange its att"):
+        load(path)
+    monkeypatch.setattr(general_config, "_OWN_ATTENTION", ())
+    with pytest.raises(ModelError, match="DogeForCausalLM is not supported: its attention wants a mask of its own"):
+        load(path)
 
 
 def test_attention_in_chunks_is_refused_by_name_and_would_be_found_out(tmp_path: Path) -> None:

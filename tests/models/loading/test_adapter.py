@@ -19,6 +19,7 @@ from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_adapters import QKV, save_adapter
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
+from tests.models.tiny_text_parts import save_text_part
 
 ALL = {"target_modules": "all-linear"}
 TEXTS = [[3, 17, 99, 4, 56, 101, 7, 22, 81], [5, 9, 13, 60]]
@@ -201,6 +202,14 @@ def test_models_of_the_general_path_are_changed_too(tmp_path: Path) -> None:
         path, base = save_tiny_model(tmp_path / variant, variant), make_tiny_model(variant)
         theirs = expected(save_adapter(tmp_path / f"{variant}_adapter", base, **lora))
         assert_close(logits(path, tmp_path / f"{variant}_adapter"), theirs)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_vl"])
+def test_text_parts_take_adapters_that_were_trained_on_the_whole_model(name: str, tmp_path: Path) -> None:
+    base = save_text_part(tmp_path / "base", name)
+    lora = {"target_modules": r".*language_model.*\.(q_proj|o_proj|down_proj)"}
+    theirs = expected(save_adapter(tmp_path / "adapter", base, **lora))
+    assert_close(logits(tmp_path / "base", tmp_path / "adapter"), theirs)
 
 
 def test_a_model_of_the_general_path_is_not_blamed_for_another_ones_adapter(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_text_part_of_a_model_that_also_sees(text_prefix: str, tmp_path: Pat
 
 
 @torch.inference_mode()
-def test_the_text_part_of_mistral_small_and_not_of_its_successor(tmp_path: Path) -> None:
+def test_the_text_part_of_mistral_small_and_not_of_a_successor(tmp_path: Path) -> None:
     text = make_tiny_model("mistral").config.to_dict()
     vision = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
               "head_dim": 16, "image_size": 28, "patch_size": 14}  # fmt: skip
@@ -94,7 +94,7 @@ def test_the_text_part_of_mistral_small_and_not_of_its_successor(tmp_path: Path)
     (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
     torch.testing.assert_close(ours, model(input_ids=tokens[None]).logits[0], atol=1e-4, rtol=1e-4)
     raw = json.loads((tmp_path / "config.json").read_text())
-    raw["text_config"]["model_type"] = "ministral3"
+    raw["text_config"]["model_type"] = "mistral9"
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ModelError, match="a model with a vision or audio part"):
         load(tmp_path)

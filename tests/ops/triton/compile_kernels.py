@@ -125,6 +125,19 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
             ops.paged_attention(chunk.q_THD, k_cache, v_cache, chunk.meta, scale=0.1, sliding_window=None)
 
 
+def call_paged_attention(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
+    """Alone, for heads that are wider than any model has them that other ops are for."""
+    for query_lens, prefixes in (([1, 1, 60], None), ([1, 1], prefixes_of([([0, 1], 512)], 2, "cpu"))):
+        contexts = [600, 700, 60][: len(query_lens)]
+        case = make_case(
+            query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33
+        )
+        for kv_dtype in (dtype, FP8) if has_fp8 else (dtype,):
+            k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
+            meta = replace(case.meta, shared_prefixes=prefixes)
+            ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
+
+
 def linear_attention(dtype: torch.dtype) -> None:
     """A step of decoding, and one with prompts, of Qwen3.5-9B's heads."""
     qkv_TC, ba_TG = torch.zeros(24, 8192, dtype=dtype), torch.zeros(24, 64, dtype=dtype)
@@ -247,7 +260,11 @@ def main() -> None:
         return kernel
 
     JITFunction.run = compile_only
-    call_every_op(args.head_dim, getattr(torch, args.dtype), has_fp8=args.capability >= 89, is_quick=args.quick)
+    dtype, has_fp8 = getattr(torch, args.dtype), args.capability >= 89
+    if args.head_dim > 256:
+        call_paged_attention(args.head_dim, dtype, has_fp8=has_fp8)
+    else:
+        call_every_op(args.head_dim, dtype, has_fp8=has_fp8, is_quick=args.quick)
     for kernel in compiled.values():
         print(json.dumps(needs(kernel)))
 

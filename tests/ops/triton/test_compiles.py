@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,19 @@ SMALL_SHARED_BYTES = 99 * 1024  # and on GPUs for inference, where weights of fo
 ALL = [pytest.param(dim, [], marks=pytest.mark.slow) for dim in (64, 80, 96, 128, 256)]
 
 
+def compiled(cache: Path, *options: str) -> list[dict[str, Any]]:
+    """What each kernel needs."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-m", "tests.ops.triton.compile_kernels", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.timeout(900)  # a minute and a half of one core; beside other work more
 @pytest.mark.parametrize(("head_dim", "options"), [(128, ["--quick"]), *ALL])
 def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, options: list[str], tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.ops.triton.compile_kernels", "--head-dim", str(head_dim), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    kernels = compiled(tmp_path, "--head-dim", str(head_dim), *options)
     assert {"_decode_kernel", "_merge_kernel", "_prefill_kernel", "_shared_prefix_kernel"} <= {
         k["kernel"] for k in kernels
     }
@@ -49,3 +55,18 @@ def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, options: list[
             assert kernel["serial"] <= 0, kernel  # else each wide matrix instruction waits for the one before
         if kernel["kernel"] in OVERLAPPING:
             assert kernel["waits"] and min(kernel["waits"]) > 0, kernel  # the next tile is on its way during this one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("dtype", "capability", "shared_bytes"),
+    [("bfloat16", 90, SHARED_BYTES), ("bfloat16", 89, SMALL_SHARED_BYTES), ("float32", 90, SHARED_BYTES)],
+)
+def test_attention_of_512_dimensions_fits(dtype: str, capability: int, shared_bytes: int, tmp_path: Path) -> None:
+    """Gemma 4's layers of full attention. Its sums fill the registers: some of them spill."""
+    kernels = compiled(tmp_path, "--head-dim", "512", "--dtype", dtype, "--capability", str(capability))
+    assert {"_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel"} <= {kernel["kernel"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel["shared"] <= shared_bytes and not kernel["overwritten"], kernel
+        assert dtype == "float32" or kernel["stack"] <= 512, kernel

@@ -86,7 +86,7 @@ def test_prompt_chunks(device: str, window: int | None, soft_cap: float | None) 
     check(case, window, soft_cap)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_mixed_steps_of_every_head_dim(device: str, head_dim: int) -> None:
     check(make_case([1, 9, 2], [33, 9, 40], (5, 1, head_dim), block_size=16, device=device))
 

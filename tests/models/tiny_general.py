@@ -1,0 +1,245 @@
+"""Variants of the general path alone: nearly all architectures that it is tried with; `tiny_models` makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NO_GQA = {"num_key_value_heads": None}  # the architecture knows no such key
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.5,
+}
+
+# keys of more dimensions than values, made of latents
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+# experts of which a token may have those of some groups alone
+_GROUPED = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
+_MIXED = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 9, "head_dim": 16}
+_DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+_SPARSE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+_IN_GROUPS = {"n_group": 3, "topk_group": 2}
+# queries grow beyond the original context
+_GROWING = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.4,
+    },
+}
+_PER_LAYER_INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 131}
+_SHARED_KV = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2,
+    "sliding_window": 9,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
+_GEMMA4 = {
+    **_SHARED_KV,
+    **_PER_LAYER_INPUTS,
+    "global_head_dim": 32,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 7.0,
+}
+
+# the rest of the architectures that the general path is tried with: less often, for time's sake
+GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusForCausalLM", {}),
+    "arcee": ("ArceeForCausalLM", {}),
+    "biogpt": ("BioGptForCausalLM", NO_GQA),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _LATENT | _GROUPED),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
+    "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", NO_GQA),
+    "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", NO_GQA | {"multi_query": False}),
+    "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4_moe": ("Glm4MoeForCausalLM", _GROUPED | {"head_dim": 16}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
+    "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        MULTIPLIERS
+        | {
+            "layer_types": ["attention"] * 3,
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 72,
+            "mamba_d_state": 16,
+            "mamba_n_heads": 12,
+            "mamba_d_head": 8,
+        },
+    ),
+    "helium": ("HeliumForCausalLM", {"head_dim": 8}),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
+    "minicpm3": ("MiniCPM3ForCausalLM", _LATENT),
+    "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
+    "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
+    "olmo": ("OlmoForCausalLM", {}),
+    "persimmon": ("PersimmonForCausalLM", NO_GQA),
+    "phi": ("PhiForCausalLM", {}),
+    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 131_072}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "moe_intermediate_size": 24,
+            "num_experts_per_tok": 3,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "youtu": ("YoutuForCausalLM", _LATENT),
+    # of 2025 and 2026
+    "afmoe": (
+        "AfmoeForCausalLM",
+        _MIXED | _SPARSE | {"num_dense_layers": 1, "num_shared_experts": 1, "mup_enabled": True},
+    ),
+    "apertus1p5": ("Apertus1p5TextForCausalLM", {"head_dim": 16}),
+    "axk1": ("AXK1ForCausalLM", _LATENT | _GROUPED | _DENSE_FIRST),
+    "beam": ("BeamForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
+    "cohere2_moe": (
+        "Cohere2MoeForCausalLM",
+        _MIXED | _SPARSE | {"pad_token_id": 0, "num_shared_experts": 1, "logit_scale": 1.0},
+    ),
+    "cwm": ("CwmForCausalLM", _MIXED),
+    "dots1": ("Dots1ForCausalLM", _GROUPED | _MIXED | {"n_shared_experts": 1}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {"moe_intermediate_size": 24, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 1},
+    ),
+    "exaone_moe": ("ExaoneMoeForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
+    "flex_olmo": ("FlexOlmoForCausalLM", {"pad_token_id": 0, "num_experts": 5, "num_experts_per_tok": 2}),
+    "flint": ("FlintForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
+    "gemma3n": (
+        "Gemma3nForCausalLM",
+        _SHARED_KV
+        | _PER_LAYER_INPUTS
+        | {
+            "laurel_rank": 8,
+            "altup_num_inputs": 2,
+            "intermediate_size": [72] * 5,
+            "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
+        },
+    ),
+    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
+    "gemma4_moe": (
+        "Gemma4ForCausalLM",
+        _GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedForCausalLM",
+        _SHARED_KV | {"global_head_dim": 32, "num_kv_shared_layers": 0, "num_global_key_value_heads": 1},
+    ),
+    "granite_swa": ("GraniteSWAForCausalLM", _MIXED | MULTIPLIERS),
+    "granitemoe_swa": (
+        "GraniteMoeSWAForCausalLM",
+        _MIXED | MULTIPLIERS | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "granitemoeshared": (
+        "GraniteMoeSharedForCausalLM",
+        MULTIPLIERS | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+    ),
+    "hunyuan_moe": (
+        "HunYuanMoEV1ForCausalLM",
+        {"head_dim": 16, "num_experts": 5, "moe_topk": 2, "moe_intermediate_size": 24},
+    ),
+    "hy_v3": ("HYV3ForCausalLM", _SPARSE | _DENSE_FIRST | {"head_dim": 16}),
+    "hyperclovax": ("HyperCLOVAXForCausalLM", MULTIPLIERS | {"head_dim": 16}),
+    "jais2": ("Jais2ForCausalLM", {"head_dim": 16}),
+    "kolibri1": ("Kolibri1ForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
+    "laguna": (
+        "LagunaForCausalLM",
+        _MIXED
+        | _SPARSE
+        | _DENSE_FIRST
+        | {"shared_expert_intermediate_size": 24, "num_attention_heads_per_layer": [6, 8, 6]},
+    ),
+    "longcat_flash": (
+        "LongcatFlashForCausalLM",
+        _LATENT
+        | {
+            "num_layers": 2,
+            "head_dim": 8,
+            "ffn_hidden_size": 72,
+            "expert_ffn_hidden_size": 24,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+        },
+    ),
+    "mellum": ("MellumForCausalLM", _MIXED | _SPARSE | _DENSE_FIRST),
+    "mimo_v2_flash": (
+        "MiMoV2FlashForCausalLM",
+        _MIXED
+        | _GROUPED
+        | _DENSE_FIRST
+        | {
+            "num_attention_heads": 8,
+            "v_head_dim": 10,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 9e4, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "ministral3": ("Ministral3ForCausalLM", _GROWING | {"head_dim": 16, "sliding_window": None}),
+    "mistral4": ("Mistral4ForCausalLM", _LATENT | _GROUPED | _GROWING | {"qk_nope_head_dim": 8}),
+    "modernbert_decoder": (
+        "ModernBertDecoderForCausalLM",
+        NO_GQA | {"pad_token_id": 0, "local_attention": 18, "global_attn_every_n_layers": 2},
+    ),
+    "nanochat": ("NanoChatForCausalLM", {}),
+    "solar_open": ("SolarOpenForCausalLM", _GROUPED | {"head_dim": 16}),
+    "vaultgemma": ("VaultGemmaForCausalLM", _MIXED | {"query_pre_attn_scalar": 24, "tie_word_embeddings": True}),
+    # and of before
+    "jetmoe": ("JetMoeForCausalLM", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "ctrl": ("CTRLLMHeadModel", NO_GQA | {"dff": 72}),
+    "dbrx": (
+        "DbrxForCausalLM",
+        NO_GQA
+        | {
+            "d_model": 48,
+            "n_heads": 6,
+            "n_layers": 3,
+            "max_seq_len": 512,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 1.0},
+            "ffn_config": {"ffn_hidden_size": 72, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+}
