@@ -55,9 +55,10 @@ def _of_memory(memory: MemoryNeeds) -> str:
     """What the weights take, and each row that runs."""
     told = [] if memory.weight_bytes is None else [f"weights {in_bytes(memory.weight_bytes)} as stored"]
     if memory.kv_bytes_per_token is not None and memory.kv_bytes_per_row is not None:
+        state = f", {in_bytes(memory.state_bytes_per_row)} of it a state" if memory.state_bytes_per_row else ""
         told.append(
             f"keys and values in {memory.kv_cache_dtype} {in_bytes(memory.kv_bytes_per_token)} a token, "
-            f"at most {in_bytes(memory.kv_bytes_per_row)} a row on average"
+            f"at most {in_bytes(memory.kv_bytes_per_row)} a row on average{state}"
         )
     return "; ".join(told) or "-"
 

@@ -19,14 +19,15 @@ class MemoryNeeds:
     """Bytes. A row is one generation, of the mean length, with an output as long as it may get.
 
     `weight_bytes`: the files; None where weights are made at random, or are elsewhere: a plan needs none.
-    `kv_bytes_per_token`: keys and values over all layers, and `kv_bytes_per_row`, with the states of a model that keeps
-    some; None for jobs that generate nothing, whose rows keep none.
+    `kv_bytes_per_token`: keys and values over all layers, and `kv_bytes_per_row`, with the row's state in a model that
+    keeps some: `state_bytes_per_row` of it. None and 0 for jobs that generate nothing, whose rows keep none.
     """
 
     weight_bytes: int | None
     kv_cache_dtype: str
     kv_bytes_per_token: int | None
     kv_bytes_per_row: int | None
+    state_bytes_per_row: int = 0
 
     @classmethod
     def of(cls, prepared: PreparedJob, counters: PlanCounters) -> MemoryNeeds:
@@ -40,9 +41,8 @@ class MemoryNeeds:
         token = model.kv_size * _ITEMSIZE[kv_dtype]
         net = model.delta_net if isinstance(model, DecoderConfig) else None
         state = 0 if net is None else net.bytes_per_sequence(_ITEMSIZE[dtype])
-        return cls(
-            weight_bytes, kv_dtype, token, state + token * _mean_row(counters, prepared.spec.sampled.generations)
-        )
+        row = state + token * _mean_row(counters, prepared.spec.sampled.generations)
+        return cls(weight_bytes, kv_dtype, token, row, state)
 
 
 def _weight_bytes(folder: Path) -> int | None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from bulkrun.cli.foresight import _of_memory
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.plan.report import PlanCounters
+from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.runs.memory_needs import MemoryNeeds
 from bulkrun.models.config.model_config import ModelConfig
 
@@ -19,8 +21,8 @@ COUNTERS = PlanCounters(
 TOKEN = 2 * 32 * 8 * 128  # Llama 3.1 8B's numbers a token
 
 
-def needs(folder: Path, *, generates: bool = True, **engine: Any) -> MemoryNeeds:
-    model = ModelConfig(
+def needs(folder: Path, model: ModelConfig | None = None, *, generates: bool = True, **engine: Any) -> MemoryNeeds:
+    model = model or ModelConfig(
         architecture="LlamaForCausalLM", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32,
         num_heads=32, num_kv_heads=8, head_dim=128, max_position_embeddings=131_072, eos_token_ids=(), dtype="bfloat16",
     )  # fmt: skip
@@ -55,6 +57,17 @@ def test_keys_and_values_are_of_the_dtype_that_the_job_asks_for(
 ) -> None:
     found = needs(folder, **engine)
     assert (found.kv_cache_dtype, found.kv_bytes_per_token) == (dtype, itemsize * TOKEN)
+
+
+def test_a_row_has_a_state_where_layers_keep_one(folder: Path) -> None:
+    """That of Qwen3.5-9B: of 24 layers 32 matrices in float32 and three inputs; 8 layers have keys and values."""
+    model = ModelConfig.from_dir(write_shape("qwen3.5-9b", folder, dtype="bfloat16", max_model_len=100))
+    state, token = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2), 2 * 2 * 8 * 4 * 256
+    found = needs(folder, model)
+    assert found == MemoryNeeds(1234, "bfloat16", token, state + token * 150, state)
+    assert _of_memory(found).endswith("kB a token, at most 56.4 MB a row on average, 51.5 MB of it a state")
+    assert needs(folder, model, kv_cache_dtype="fp8").state_bytes_per_row == state
+    assert "state" not in _of_memory(needs(folder))
 
 
 def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
