@@ -29,6 +29,9 @@ def moe_of(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
     if not keys.get("num_experts"):
         return None
     num_experts, num_chosen = _num_experts(keys)
+    for name in ("moe_intermediate_size", "decoder_sparse_step"):
+        if name in keys:
+            check_number(name, keys[name], int)
     size, step = keys.get("moe_intermediate_size", keys["intermediate_size"]), keys.get("decoder_sparse_step", 1)
     if size % 8 or keys["hidden_size"] % 8:
         raise ModelError(f"experts of {keys['hidden_size']} by {size} are not supported; multiples of 8 are")
