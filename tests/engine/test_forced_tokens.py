@@ -166,11 +166,9 @@ def _any_request(draw: st.DrawFn, number: int) -> Request:
     return Request(str(number), prompt, params, seed=number, priority=draw(st.integers(-1, 1)))
 
 
-@settings(max_examples=80)
-@given(data=st.data())
-def test_any_traffic_has_the_tokens_that_masks_give(make_engine: EngineFactory, data: st.DataObject) -> None:
-    """Priorities, chunks, saved tokens, a pool too small for everybody, steps that are launched ahead."""
-    sizes = {
+def traffic_sizes(data: st.DataObject) -> dict[str, Any]:
+    """Settings under which traffic is chunked, preempted, shared and launched ahead, or not."""
+    return {
         "async_scheduling": data.draw(st.booleans()),
         "max_num_seqs": data.draw(st.integers(1, 6)),
         "max_num_batched_tokens": data.draw(st.integers(6, 60)),
@@ -179,6 +177,13 @@ def test_any_traffic_has_the_tokens_that_masks_give(make_engine: EngineFactory, 
         "enable_prefix_caching": data.draw(st.booleans()),
         "block_size": data.draw(st.sampled_from([1, 2, 4, 16])),
     }
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_any_traffic_has_the_tokens_that_masks_give(make_engine: EngineFactory, data: st.DataObject) -> None:
+    """Priorities, chunks, saved tokens, a pool too small for everybody, steps that are launched ahead."""
+    sizes = traffic_sizes(data)
     requests = [data.draw(_any_request(n)) for n in range(data.draw(st.integers(1, 10)))]
     expected = _said(run(make_engine(constraint_factory=steps_factory), requests))
     engine = make_engine(constraint_factory=forcing_factory, **sizes)

@@ -17,7 +17,7 @@ from bulkrun.text.token_lists import ListedTokens, TokenLists
 from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
 from tests.engine.step.test_token_masks import PROMPT, STEPS, _prompts
 from tests.engine.test_async_scheduling import _step_until_done
-from tests.engine.test_forced_tokens import Forcing
+from tests.engine.test_forced_tokens import Forcing, traffic_sizes
 from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
 
 MAX_TOKENS = 14
@@ -232,13 +232,7 @@ def _any_request(draw: st.DrawFn, number: int) -> Request:
 @given(data=st.data())
 def test_any_traffic_gives_what_each_gives_alone(make_engine: EngineFactory, data: st.DataObject) -> None:
     """Priorities, chunks, saved tokens, a pool too small for everybody, steps that are launched ahead."""
-    sizes = {
-        "async_scheduling": data.draw(st.booleans()),
-        "max_num_seqs": data.draw(st.integers(1, 6)),
-        "max_num_batched_tokens": data.draw(st.integers(6, 60)),
-        "max_model_len": 64,
-        "kv_cache_memory_bytes": data.draw(st.sampled_from([70_000, 110_000, 8 * 2**20])),
-    }
+    sizes = traffic_sizes(data)
     requests = [data.draw(_any_request(n)) for n in range(data.draw(st.integers(1, 8)))]
     slow = make_engine(constraint_factory=lists_factory, max_num_seqs=1)
     expected = {name: (c.token_ids, c.finish_reason, c.error) for name, c in run(slow, requests).items()}
