@@ -52,25 +52,18 @@ class InvariantLinear(nn.Module):
         return ops.invariant_linear(x, self.panels, self.bias, self.workers)
 
 
-class InvariantSparseMLP(nn.Module):
-    """In the place of a `SparseMLP`, on a CPU, where its experts are not one call of our own: expert by expert, each
-    one's tokens padded to whole tiles."""
+class ExpertByExpert:
+    """In the place of `ops.fused_experts`, on a CPU, where a mixture's experts are not one call of our own: each
+    expert's tokens padded to whole tiles. It has the weights, so those that it is given do not count."""
 
     def __init__(self, sparse: SparseMLP, workers: TileWorkers) -> None:
-        super().__init__()
-        self.moe, self.swiglu = sparse.moe, sparse.swiglu
-        self.router = InvariantLinear(sparse.router, workers)
         self.gate_up, self.down = (_products(of, workers) for of in (sparse.gate_up_proj, sparse.down_proj))
-        self.shared = sparse.shared  # whose own layers are exchanged like all others
+        self.swiglu = sparse.swiglu
 
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        picked_TE = self._picked(x_TE)
-        return picked_TE if self.shared is None else picked_TE + self.shared(x_TE)
-
-    def _picked(self, x_TE: torch.Tensor) -> torch.Tensor:
-        moe = self.moe
-        weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
+    def __call__(
+        self, x_TE: torch.Tensor, _gate_up: Any, _down: Any, weights_Tk: torch.Tensor, ids_Tk: torch.Tensor, *_: Any
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E], biases and the activation included."""
         return ops.expert_by_expert(x_TE, weights_Tk, ids_Tk, self._expert)
 
     def _expert(self, expert: int, x_PE: torch.Tensor) -> torch.Tensor:
@@ -165,7 +158,7 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
             module.paged_attention = partial(ops.invariant_attention, workers=workers)
         for name, child in list(module.named_children()):
             if isinstance(child, SparseMLP):
-                setattr(module, name, _invariant_experts(child, workers))
+                child.fused_experts = _invariant_experts(child, workers)
             elif isinstance(child, Int8Linear | FourBitLinear) and workers is not None:
                 child.multiply = partial(_with_all_threads, workers, child.multiply.__name__)
             elif isinstance(child, Linear):
@@ -186,15 +179,12 @@ def _stack_of_panels(model: Decoder) -> LayerStack | None:
     return stack if stack is not None and stack.takes_any_width else None
 
 
-def _invariant_experts(sparse: SparseMLP, workers: TileWorkers | None) -> SparseMLP | InvariantSparseMLP:
-    """As it is where its experts can be packed, but with all threads: a token's bits depend on that token alone."""
+def _invariant_experts(sparse: SparseMLP, workers: TileWorkers | None) -> Callable[..., torch.Tensor]:
+    """As they are where they can be packed, but with all threads: a token's bits depend on that token alone."""
     assert workers is not None, "on a GPU mixtures are refused"
     sparse.gate_up_proj.pack()
     sparse.down_proj.pack()
-    if not sparse.is_packed:
-        return InvariantSparseMLP(sparse, workers)
-    sparse.fused_experts = partial(_with_all_threads, workers, "fused_experts")
-    return sparse
+    return partial(_with_all_threads, workers, "fused_experts") if sparse.is_packed else ExpertByExpert(sparse, workers)
 
 
 def _with_all_threads(workers: TileWorkers, op: str, *args: Any) -> Any:
