@@ -30,7 +30,7 @@ from bulkrun.ops.experts.moe import (
 )
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
-from bulkrun.ops.linear_attention.causal_conv import causal_conv_silu as _causal_conv_silu
+from bulkrun.ops.linear_attention.causal_conv import causal_conv as _causal_conv
 from bulkrun.ops.linear_attention.gated_delta_rule import gated_delta_rule as _gated_delta_rule
 from bulkrun.ops.linear_attention.gated_rms_norm import gated_rms_norm as _gated_rms_norm
 from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as _four_bit_linear
@@ -58,7 +58,7 @@ add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
-causal_conv_silu = by_device(_causal_conv_silu)
+causal_conv = by_device(_causal_conv)
 draw_tokens = by_device(_draw_tokens)
 four_bit_linear = by_device(_four_bit_linear)
 fp8_linear = by_device(_fp8_linear)
@@ -91,7 +91,7 @@ __all__ = [
     "apply_penalties",
     "apply_token_masks",
     "are_packed",
-    "causal_conv_silu",
+    "causal_conv",
     "copy_kv",
     "draw_tokens",
     "expert_by_expert",

@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
 
 _PASSES = {  # over tensors as large as the result
-    "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "causal_conv_silu": 2, "gated_rms_norm": 3,
+    "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "causal_conv": 2, "gated_rms_norm": 3,
 }  # fmt: skip
 _PRODUCTS = (  # modules, by their attribute
     "qkv_proj", "qkvz_proj", "ba_proj", "o_proj", "gate_up_proj", "down_proj", "router", "lm_head",
@@ -181,7 +181,7 @@ def _experts(
 
 
 def _pass_over(name: str, passes: int) -> Price:
-    def price(result: Any, x: torch.Tensor, *args: Any) -> OpCall:
+    def price(result: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
         written = result[0] if isinstance(result, tuple) else result
         return OpCall(name, x.shape[0], OpCost(0.0, passes * _bytes(written)))
 

@@ -37,7 +37,7 @@ class GatedDeltaNet(nn.Module):
         """[T, E] -> [T, E]; brings the sequences' states up to this step's last tokens."""
         state = kv_cache.states[self.index]
         qkv_TC, z_TA = self.qkvz_proj(x_TE).tensor_split((self.conv_dim,), dim=1)
-        qkv_TC = ops.causal_conv_silu(qkv_TC, self.conv, state.conv_RWC, meta)
+        qkv_TC = ops.causal_conv(qkv_TC, self.conv, None, state.conv_RWC, meta, silu=True)
         out_THV = ops.gated_delta_rule(qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.delta_RHDV, meta)
         z_THV = z_TA.unflatten(1, (-1, self.value_head_dim))
         return self.o_proj(self.norm(out_THV, z_THV).flatten(1))

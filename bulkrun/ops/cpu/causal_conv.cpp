@@ -6,12 +6,12 @@
 #include "struct_layout.h"
 
 struct Convolution {
-    const void *x, *weight;  // [T, C] and [W, C]
-    void *state, *out;       // [R, W - 1, C] and [T, C]
+    const void *x, *weight, *bias;  // [T, C], [W, C] and [C] or null
+    void *state, *out;              // [R, W - 1, C] and [T, C]
     const int64_t* rows;
     const int32_t *cu_seqlens, *context_lens;
     int64_t x_stride, num_channels, num_taps, num_seqs, num_tokens;
-    int32_t num_threads;
+    int32_t silu, num_threads;
 };
 
 EXPORT_LAYOUT(Convolution, num_threads)
@@ -21,17 +21,17 @@ static const long CHANNELS = 256;  // of one piece of work
 // One sequence's tokens, in some of the channels; `begins`: what the state holds is another's.
 template <class T>
 static void convolve(const Convolution& c, const T* x, T* state, T* out, long count, bool begins, long first, long end) {
-    const T* weight = (const T*)c.weight;
+    const T *weight = (const T*)c.weight, *bias = (const T*)c.bias;
     const long before = c.num_taps - 1, size = c.num_channels;
     for (long token = 0; token < count; token++)
         for (long i = first; i < end; i += LANES) {
-            f32x16 total = {};
+            f32x16 total = bias ? load(bias + i, end - i) : f32x16{};
             for (long tap = begins ? std::max(0L, before - token) : 0; tap <= before; tap++) {
                 const long source = token + tap - before;
                 const T* input = source < 0 ? state + (before + source) * size : x + source * c.x_stride;
                 total += load(input + i, end - i) * load(weight + tap * size + i, end - i);
             }
-            store(out + token * size + i, Silu<T>()(total), end - i);
+            store(out + token * size + i, c.silu ? Silu<T>()(total) : total, end - i);
         }
     for (long slot = 0; slot < before; slot++) {  // the last inputs, oldest first
         const long source = count + slot - before;
@@ -60,5 +60,5 @@ static void convolve(const Convolution& c) {
     std::fill((T*)c.out + real * c.num_channels, (T*)c.out + c.num_tokens * c.num_channels, T{});
 }
 
-extern "C" void causal_conv_silu_float32(const Convolution* c) { convolve<float>(*c); }
-extern "C" void causal_conv_silu_bfloat16(const Convolution* c) { convolve<bf16>(*c); }
+extern "C" void causal_conv_float32(const Convolution* c) { convolve<float>(*c); }
+extern "C" void causal_conv_bfloat16(const Convolution* c) { convolve<bf16>(*c); }

@@ -1,4 +1,4 @@
-"""A short convolution over each sequence's last tokens, channel by channel, and SiLU."""
+"""A short convolution over each sequence's last tokens, channel by channel, with or without SiLU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.linear_attention.chunks import chunks_of, states_before
 
 
-def causal_conv_silu(
-    x_TC: torch.Tensor, weight_WC: torch.Tensor, state_RWC: torch.Tensor, meta: AttentionMetadata
+def causal_conv(
+    x_TC: torch.Tensor,
+    weight_WC: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    state_RWC: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    silu: bool,
 ) -> torch.Tensor:
-    """`silu(sum over w of weight[w] * x[token - (W - 1) + w])` [T, C], in x's dtype, summed in float32.
+    """`bias + sum over w of weight[w] * x[token - (W - 1) + w]` [T, C], in x's dtype, summed in float32.
 
-    x_TC: C channels of all tokens in `meta`'s order, any stride between tokens. state_RWC: of each row the W - 1 inputs
-    before this step's, written in place; where a sequence begins they are zeros, whatever is there. Tokens that pad a
-    step give zeros and write nothing.
+    x_TC: C channels of all tokens in `meta`'s order, any stride between tokens. bias_C: of the weight's dtype; None:
+    zeros. silu: of the sum, before it is rounded. state_RWC: of each row the W - 1 inputs before this step's, written
+    in place; where a sequence begins they are zeros, whatever is there. Tokens that pad a step give zeros and write
+    nothing.
     """
     chunks, width = chunks_of(meta), weight_WC.shape[0] - 1
     before_SWC = states_before(state_RWC, chunks)
@@ -32,6 +39,8 @@ def causal_conv_silu(
     total_TC = torch.zeros(x_TC.shape, dtype=torch.float32, device=x_TC.device)
     taps = enumerate(weight_WC.float())
     total_TC[:num_tokens] = sum(known[row_T - width + tap] * weight_C for tap, weight_C in taps)
+    if bias_C is not None:
+        total_TC[:num_tokens] += bias_C.float()
     state_RWC[chunks.row_S] = known[(first_S + chunks.count_S)[:, None] + tap_W].to(state_RWC.dtype)
     # of all tokens: torch computes the last numbers that fill no vector in another way (`models.decoder.invariant`)
-    return F.silu(total_TC).to(x_TC.dtype)
+    return (F.silu(total_TC) if silu else total_TC).to(x_TC.dtype)

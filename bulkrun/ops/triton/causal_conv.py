@@ -1,4 +1,4 @@
-"""The convolution before a delta rule in Triton: a program takes some channels of a sequence through all its tokens."""
+"""A short convolution in Triton: a program takes some channels of a sequence through all its tokens."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ from bulkrun.ops.attention.metadata import AttentionMetadata
 _CHANNELS, _TOKENS = 64, 32
 
 
-def causal_conv_silu(
-    x_TC: torch.Tensor, weight_WC: torch.Tensor, state_RWC: torch.Tensor, meta: AttentionMetadata
+def causal_conv(
+    x_TC: torch.Tensor,
+    weight_WC: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    state_RWC: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    silu: bool,
 ) -> torch.Tensor:
     """As the reference."""
     assert meta.rows_S is not None, "layers with a state are given where it is"
     assert x_TC.stride(1) == 1 and weight_WC.is_contiguous() and state_RWC.is_contiguous()
+    assert bias_C is None or bias_C.is_contiguous()
     (num_taps, num_channels), num_seqs = weight_WC.shape, meta.rows_S.numel()
     make = torch.zeros if meta.is_padded else torch.empty
     out_TC = make(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device)
     _causal_conv_kernel[(num_seqs, triton.cdiv(num_channels, _CHANNELS))](
         x_TC,
         weight_WC,
+        bias_C,
         state_RWC,
         out_TC,
         meta.rows_S,
@@ -31,6 +39,8 @@ def causal_conv_silu(
         x_TC.stride(0),
         NUM_CHANNELS=num_channels,
         NUM_TAPS=num_taps,
+        HAS_BIAS=bias_C is not None,
+        SILU=silu,
         CHANNELS=_CHANNELS,
         TOKENS=_TOKENS if meta.max_query_len > 1 else 1,
         SLOTS=triton.next_power_of_2(num_taps - 1),
@@ -43,6 +53,7 @@ def causal_conv_silu(
 def _causal_conv_kernel(
     x_ptr,
     weight_ptr,
+    bias_ptr,
     state_ptr,
     out_ptr,
     rows_ptr,
@@ -51,6 +62,8 @@ def _causal_conv_kernel(
     stride,
     NUM_CHANNELS: tl.constexpr,
     NUM_TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
     CHANNELS: tl.constexpr,
     TOKENS: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -77,8 +90,11 @@ def _causal_conv_kernel(
             )  # fmt: skip
             weight_C = tl.load(weight_ptr + tap * NUM_CHANNELS + channel_C, mask=is_real_C, other=0.0)
             total_TC += input_TC.to(tl.float32) * weight_C.to(tl.float32)[None, :]
-        out_TC = total_TC * tl.sigmoid(total_TC)
-        tl.store(out_ptr + token_T[:, None] * NUM_CHANNELS + channel_C[None, :], out_TC, mask=is_real_TC)
+        if HAS_BIAS:
+            total_TC += tl.load(bias_ptr + channel_C, mask=is_real_C, other=0.0).to(tl.float32)[None, :]
+        if SILU:
+            total_TC *= tl.sigmoid(total_TC)
+        tl.store(out_ptr + token_T[:, None] * NUM_CHANNELS + channel_C[None, :], total_TC, mask=is_real_TC)
 
     slot_S = tl.arange(0, SLOTS)
     is_real_SC = (slot_S < NUM_TAPS - 1)[:, None] & is_real_C[None, :]

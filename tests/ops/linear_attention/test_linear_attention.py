@@ -99,25 +99,30 @@ def test_the_norm_is_that_of_transformers() -> None:
     torch.testing.assert_close(out, norm(x, gate).detach(), atol=1e-6, rtol=1e-6)
 
 
-def test_the_convolution_is_that_of_torch() -> None:
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("silu", [False, True])
+def test_the_convolution_is_that_of_torch(silu: bool, has_bias: bool) -> None:
     torch.manual_seed(0)
     x_TC, weight_WC, state = torch.randn(9, 5), torch.randn(4, 5), torch.full((NUM_ROWS, 3, 5), float("nan"))
-    expected = F.silu(F.conv1d(x_TC.T, weight_WC.T[:, None], padding=3, groups=5)[:, :9]).T
-    torch.testing.assert_close(
-        causal_conv.causal_conv_silu(x_TC, weight_WC, state, make_meta([Part(4, 0, 9)])), expected
-    )
+    bias_C = torch.randn(5) if has_bias else None
+    expected = F.conv1d(x_TC.T, weight_WC.T[:, None], bias_C, padding=3, groups=5)[:, :9].T
+    out = causal_conv.causal_conv(x_TC, weight_WC, bias_C, state, make_meta([Part(4, 0, 9)]), silu=silu)
+    torch.testing.assert_close(out, F.silu(expected) if silu else expected)
     assert torch.equal(state[4], x_TC[-3:]), "the inputs that the next token sees"
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", twins((cpu_conv, triton_conv), "causal_conv_silu"))
+@pytest.mark.parametrize("op", twins((cpu_conv, triton_conv), "causal_conv"))
 def test_convolutions_equal_their_reference(op: Callable[..., torch.Tensor], dtype: torch.dtype, step: str) -> None:
     torch.manual_seed(0)
     device, parts, num_padding = device_of(op, dtype), STEPS[step], 3
-    for num_channels, num_taps in ((70, 4), (16, 2), (300, 5)):
+    for num_channels, num_taps, has_bias, silu in (
+        (70, 4, False, True), (16, 2, True, True), (300, 5, True, False), (64, 3, False, False),
+    ):  # fmt: skip
         x_TC = torch.randn(num_tokens(parts) + num_padding, num_channels + 9).to(device, dtype)[:, :num_channels]
         weight_WC = torch.randn(num_taps, num_channels).to(device, dtype)
+        bias_C = torch.randn(num_channels).to(device, dtype) if has_bias else None
         state = torch.randn(NUM_ROWS, num_taps - 1, num_channels).to(device, dtype)
         for part in (part for part in parts if part.count):
             if part.before:
@@ -125,8 +130,8 @@ def test_convolutions_equal_their_reference(op: Callable[..., torch.Tensor], dty
             else:
                 state[part.row] = float("nan")  # another's
         meta, expected_state = make_meta(parts, device, num_padding=num_padding), state.clone()
-        out = op(x_TC, weight_WC, state, meta)
-        expected = causal_conv.causal_conv_silu(x_TC, weight_WC, expected_state, meta)
+        out = op(x_TC, weight_WC, bias_C, state, meta, silu=silu)
+        expected = causal_conv.causal_conv(x_TC, weight_WC, bias_C, expected_state, meta, silu=silu)
         torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
         torch.testing.assert_close(state, expected_state, atol=0, rtol=0, equal_nan=True)
 
@@ -184,14 +189,14 @@ def test_norms_equal_their_reference(op: Callable[..., torch.Tensor], dtype: tor
 def test_bits_do_not_depend_on_how_tokens_are_spread_over_steps(dtype: torch.dtype) -> None:
     heads, count = SHAPES[0], 37
     qkv_TC, ba_TG, a_log_H, dt_bias_H, state = rule_inputs(heads, [Part(2, 0, count)], dtype)
-    weight_WC = torch.randn(4, heads.channels).to(dtype)
+    weight_WC, bias_C = torch.randn(4, heads.channels).to(dtype), torch.randn(heads.channels).to(dtype)
 
     def run(pieces: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         states, conv_states = state.clone(), torch.zeros(NUM_ROWS, 3, heads.channels, dtype=dtype)
         outs, first = [], 0
         for piece in pieces:
             rows, meta = slice(first, first + piece), make_meta([Part(2, first, piece)])
-            mixed = ops.causal_conv_silu(qkv_TC[rows], weight_WC, conv_states, meta)
+            mixed = ops.causal_conv(qkv_TC[rows], weight_WC, bias_C, conv_states, meta, silu=True)
             outs.append(ops.gated_delta_rule(mixed, ba_TG[rows], a_log_H, dt_bias_H, states, meta))
             first += piece
         return torch.cat(outs), states[2]

@@ -144,7 +144,9 @@ def linear_attention(dtype: torch.dtype) -> None:
     state, of_heads = torch.zeros(NUM_ROWS, 32, 128, 128), torch.zeros(32)
     for parts in (DECODE, MIXED):
         meta = make_meta(parts)
-        ops.causal_conv_silu(qkv_TC, qkv_TC[:4], torch.zeros(NUM_ROWS, 3, 8192, dtype=dtype), meta)
+        for bias_C, silu in ((None, True), (qkv_TC[0], True), (None, False)):
+            conv_state = torch.zeros(NUM_ROWS, 3, 8192, dtype=dtype)
+            ops.causal_conv(qkv_TC, qkv_TC[:4], bias_C, conv_state, meta, silu=silu)
         ops.gated_delta_rule(qkv_TC, ba_TG, of_heads, of_heads, state, meta)
     heads_THV = qkv_TC[:, :4096].contiguous().unflatten(1, (32, 128))
     ops.gated_rms_norm(heads_THV, heads_THV, qkv_TC[0, :128].contiguous(), 1e-6)
