@@ -1,6 +1,8 @@
 // Norms and gated activations: one pass over rows that lie one after another. Contracts: ops/rms_norm.py,
 // silu_mul.py, gelu_mul.py, linear_attention/gated_rms_norm.py.
 
+#include <vector>
+
 #include "row_ops.h"
 
 static const long FEW = 32768;  // numbers that one thread is through with before others would wake up
@@ -33,18 +35,40 @@ static void gate(const T* gate_up, T* out, int64_t rows, int64_t size, int num_t
     }
 }
 
-// Heads of `size` numbers, those of a token one after another; of gates the tokens are `gate_stride` numbers apart.
+template <class T>
+static void norm_gate_row(const T* x, const T* gate, const T* weight, T* out, long size, float eps) {
+    norm_row(x, weight, out, size, eps);
+    for (long i = 0; i < size; i += LANES)
+        store(out + i, load(out + i, size - i) * Silu<float>()(load(gate + i, size - i)), size - i);
+}
+
+// gated: room for a row.
+template <class T>
+static void gate_norm_row(const T* x, const T* gate, const T* weight, T* out, float* gated, long size, float eps) {
+    f32x16 squares = {};
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 number = load(x + i, size - i) * Silu<float>()(load(gate + i, size - i));
+        store(gated + i, number, size - i);
+        squares += number * number;
+    }
+    scale_row(gated, weight, out, size, sum(squares), eps);
+}
+
+// Heads of `size` numbers, those of a token one after another; of gates the tokens are `gate_stride` numbers apart, of
+// weights the heads `weight_stride`.
 template <class T>
 static void gated_rms_norm(const T* x, const T* gate, const T* weight, T* out, int64_t tokens, int64_t heads,
-                           int64_t size, int64_t gate_stride, float eps, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) if (tokens * heads * size > FEW)
-    for (long row = 0; row < tokens * heads; row++) {
-        const long at = row * size;
-        norm_row(x + at, weight, out + at, size, eps);
-        const T* gates = gate + row / heads * gate_stride + row % heads * size;
-        for (long i = 0; i < size; i += LANES) {
-            f32x16 gated = load(out + at + i, size - i) * Silu<float>()(load(gates + i, size - i));
-            store(out + at + i, gated, size - i);
+                           int64_t size, int64_t gate_stride, int64_t weight_stride, float eps, int norm_before_gate,
+                           int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (tokens * heads * size > FEW)
+    {
+        std::vector<float> gated(norm_before_gate ? 0 : size);
+#pragma omp for
+        for (long row = 0; row < tokens * heads; row++) {
+            const long at = row * size, head = row % heads;
+            const T *gates = gate + row / heads * gate_stride + head * size, *weights = weight + head * weight_stride;
+            if (norm_before_gate) norm_gate_row(x + at, gates, weights, out + at, size, eps);
+            else gate_norm_row(x + at, gates, weights, out + at, gated.data(), size, eps);
         }
     }
 }
@@ -77,9 +101,11 @@ GATES(bf16, bfloat16)
 
 #define GATED_NORMS(T, T_NAME)                                                                                      \
     extern "C" void gated_rms_norm_##T_NAME(const T* x, const T* gate, const T* weight, T* out, int64_t tokens,     \
-                                            int64_t heads, int64_t size, int64_t gate_stride, float eps,            \
+                                            int64_t heads, int64_t size, int64_t gate_stride,                       \
+                                            int64_t weight_stride, float eps, int norm_before_gate,                 \
                                             int num_threads) {                                                      \
-        gated_rms_norm(x, gate, weight, out, tokens, heads, size, gate_stride, eps, num_threads);                    \
+        gated_rms_norm(x, gate, weight, out, tokens, heads, size, gate_stride, weight_stride, eps, norm_before_gate, \
+                       num_threads);                                                                                \
     }
 
 GATED_NORMS(float, float32)

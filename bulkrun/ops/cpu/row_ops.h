@@ -5,8 +5,8 @@
 
 #include "vector.h"
 
-template <class T, class W>
-inline void scale_row(const T* x, const W* weight, T* out, long size, float square_sum, float eps) {
+template <class X, class T, class W>
+inline void scale_row(const X* x, const W* weight, T* out, long size, float square_sum, float eps) {
     const float scale = 1.0f / std::sqrt(square_sum / size + eps);
     for (long i = 0; i < size; i += LANES) {
         f32x16 normed = rounded<W>(load(x + i, size - i) * scale);

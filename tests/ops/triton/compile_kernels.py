@@ -150,6 +150,9 @@ def linear_attention(dtype: torch.dtype) -> None:
         ops.gated_delta_rule(qkv_TC, ba_TG, of_heads, of_heads, state, meta)
     heads_THV = qkv_TC[:, :4096].contiguous().unflatten(1, (32, 128))
     ops.gated_rms_norm(heads_THV, heads_THV, qkv_TC[0, :128].contiguous(), 1e-6)
+    for num_groups in (1, 8):  # Mamba 2's
+        groups_TGE = qkv_TC.unflatten(1, (num_groups, -1))
+        ops.gated_rms_norm(groups_TGE, groups_TGE, groups_TGE[0], 1e-6, norm_before_gate=False)
 
 
 def packed_attention(head_dim: int, dtype: torch.dtype, *, is_quick: bool) -> None:

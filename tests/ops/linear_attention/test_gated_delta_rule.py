@@ -1,4 +1,4 @@
-"""Ops of linear attention: the references beside transformers' own, and compiled ones and kernels beside these.
+"""The gated delta rule: the reference beside transformers' own, compiled code and kernel beside it.
 
 Triton's interpreter runs the kernels where there is no GPU.
 """
@@ -12,23 +12,15 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated, torch_recurrent_gated_delta_rule
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from bulkrun import ops
-from bulkrun.ops.cpu import causal_conv as cpu_conv
 from bulkrun.ops.cpu import gated_delta_rule as cpu_rule
-from bulkrun.ops.cpu import gated_rms_norm as cpu_norm
 from bulkrun.ops.cpu.library import library
-from bulkrun.ops.linear_attention import causal_conv, gated_delta_rule, gated_rms_norm
-from bulkrun.ops.triton import causal_conv as triton_conv
+from bulkrun.ops.linear_attention import gated_delta_rule
 from bulkrun.ops.triton import gated_delta_rule as triton_rule
-from bulkrun.ops.triton import gated_rms_norm as triton_norm
-from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, Part, make_meta, num_tokens
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-STEPS = {"mixed": MIXED, "decode": DECODE}
-GPU = "cuda" if torch.cuda.is_available() else "cpu"
-ERRORS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+from tests.ops.linear_attention.steps import NUM_ROWS, Part, make_meta, num_tokens
+from tests.ops.linear_attention.twins import DTYPES, ERRORS, STEPS, device_of, twins
 
 
 class Heads(NamedTuple):
@@ -43,25 +35,6 @@ class Heads(NamedTuple):
 
 
 SHAPES = [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80), Heads(1, 1, 128, 64)]
-
-
-def twins(module: object, name: str) -> list[object]:
-    """The C++ one, where there is a compiler, and the kernel."""
-    skip = pytest.mark.skipif(library() is None, reason="no compiled ops")
-    of_cpu, of_gpu = module  # type: ignore[misc]
-    return [
-        pytest.param(getattr(of_cpu, name), marks=skip, id="compiled"),
-        pytest.param(getattr(of_gpu, name), id="triton"),
-    ]
-
-
-def device_of(op: Callable[..., object], dtype: torch.dtype) -> str:
-    """Where an op runs; skips what the interpreter has wrong."""
-    if not op.__module__.startswith("bulkrun.ops.triton"):
-        return "cpu"
-    if GPU == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter is wrong for bf16")
-    return GPU
 
 
 def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
@@ -88,52 +61,6 @@ def test_the_rule_is_that_of_transformers() -> None:
     out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, make_meta([part]))
     torch.testing.assert_close(out_THV, expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state[part.row], last[0], atol=1e-5, rtol=1e-5)
-
-
-def test_the_norm_is_that_of_transformers() -> None:
-    torch.manual_seed(0)
-    norm = Qwen3_5RMSNormGated(24, eps=1e-6)
-    norm.weight.data.uniform_(0.5, 1.5)
-    x, gate = torch.randn(2, 7, 3, 24)
-    out = gated_rms_norm.gated_rms_norm(x, gate, norm.weight.data, 1e-6)
-    torch.testing.assert_close(out, norm(x, gate).detach(), atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("silu", [False, True])
-def test_the_convolution_is_that_of_torch(silu: bool, has_bias: bool) -> None:
-    torch.manual_seed(0)
-    x_TC, weight_WC, state = torch.randn(9, 5), torch.randn(4, 5), torch.full((NUM_ROWS, 3, 5), float("nan"))
-    bias_C = torch.randn(5) if has_bias else None
-    expected = F.conv1d(x_TC.T, weight_WC.T[:, None], bias_C, padding=3, groups=5)[:, :9].T
-    out = causal_conv.causal_conv(x_TC, weight_WC, bias_C, state, make_meta([Part(4, 0, 9)]), silu=silu)
-    torch.testing.assert_close(out, F.silu(expected) if silu else expected)
-    assert torch.equal(state[4], x_TC[-3:]), "the inputs that the next token sees"
-
-
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", twins((cpu_conv, triton_conv), "causal_conv"))
-def test_convolutions_equal_their_reference(op: Callable[..., torch.Tensor], dtype: torch.dtype, step: str) -> None:
-    torch.manual_seed(0)
-    device, parts, num_padding = device_of(op, dtype), STEPS[step], 3
-    for num_channels, num_taps, has_bias, silu in (
-        (70, 4, False, True), (16, 2, True, True), (300, 5, True, False), (64, 3, False, False),
-    ):  # fmt: skip
-        x_TC = torch.randn(num_tokens(parts) + num_padding, num_channels + 9).to(device, dtype)[:, :num_channels]
-        weight_WC = torch.randn(num_taps, num_channels).to(device, dtype)
-        bias_C = torch.randn(num_channels).to(device, dtype) if has_bias else None
-        state = torch.randn(NUM_ROWS, num_taps - 1, num_channels).to(device, dtype)
-        for part in (part for part in parts if part.count):
-            if part.before:
-                state[part.row, : max(0, num_taps - 1 - part.before)] = 0.0
-            else:
-                state[part.row] = float("nan")  # another's
-        meta, expected_state = make_meta(parts, device, num_padding=num_padding), state.clone()
-        out = op(x_TC, weight_WC, bias_C, state, meta, silu=silu)
-        expected = causal_conv.causal_conv(x_TC, weight_WC, bias_C, expected_state, meta, silu=silu)
-        torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
-        torch.testing.assert_close(state, expected_state, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -170,19 +97,6 @@ def test_heads_that_forget_little_forget_as_much_as_they_should(op: Callable[...
     forgotten = 1 - (state[part.row].double() / before.double())
     expected = 1 - math.exp(-16 * part.count * math.log1p(math.exp(a)))
     torch.testing.assert_close(forgotten, torch.full_like(forgotten, expected), rtol=3e-3, atol=6e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", twins((cpu_norm, triton_norm), "gated_rms_norm"))
-def test_norms_equal_their_reference(op: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    device = device_of(op, dtype)
-    for num_heads, size in ((3, 24), (5, 128), (1, 16)):
-        x = torch.randn(6, num_heads, size).to(device, dtype)
-        gate = torch.randn(6, num_heads * size + 5).to(device, dtype)[:, 5:].unflatten(1, (num_heads, size))
-        weight = torch.rand(size).to(device, dtype)
-        out, expected = op(x, gate, weight, 1e-6), gated_rms_norm.gated_rms_norm(x, gate, weight, 1e-6)
-        torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
