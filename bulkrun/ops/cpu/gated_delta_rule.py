@@ -45,7 +45,7 @@ def gated_delta_rule(
     """As the reference; a sequence's bits depend on its own tokens alone, however they are spread over steps."""
     dtype, num_tokens = name(qkv_TC.dtype), len(qkv_TC)
     num_heads, size, value_size = state_RHDV.shape[1:]
-    fits = size <= c_number("max_delta_rule_size") and not size % 2 and not value_size % _LANES
+    fits = size <= c_number("max_state_size") and not size % 2 and not value_size % _LANES
     is_plain = a_log_H.dtype == dt_bias_H.dtype == torch.float32 and ba_TG.dtype == qkv_TC.dtype
     if dtype is None or not fits or not is_plain:
         return reference(qkv_TC, ba_TG, a_log_H, dt_bias_H, state_RHDV, meta)
