@@ -33,6 +33,7 @@ from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
 from bulkrun.ops.linear_attention.causal_conv import causal_conv as _causal_conv
 from bulkrun.ops.linear_attention.gated_delta_rule import gated_delta_rule as _gated_delta_rule
 from bulkrun.ops.linear_attention.gated_rms_norm import gated_rms_norm as _gated_rms_norm
+from bulkrun.ops.linear_attention.state_space import state_space as _state_space
 from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as _four_bit_linear
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight
 from bulkrun.ops.matmul.fp8_linear import fp8_linear as _fp8_linear
@@ -75,6 +76,7 @@ paged_attention = by_device(_paged_attention)
 quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
 silu_mul = by_device(_silu_mul)
+state_space = by_device(_state_space)
 step_inputs = by_device(_step_inputs)
 token_logprobs = by_device(_token_logprobs)
 
@@ -123,6 +125,7 @@ __all__ = [
     "rotary_cos_sin",
     "route_top_k",
     "silu_mul",
+    "state_space",
     "step_inputs",
     "store_kv",
     "sum_by_token",

@@ -31,6 +31,7 @@ Price = Callable[..., OpCall]  # of a call's result, arguments and keyword argum
 _PASSES = {  # over tensors as large as the result
     "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "causal_conv": 2, "gated_rms_norm": 3,
 }  # fmt: skip
+_PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
 _PRODUCTS = (  # modules, by their attribute
     "qkv_proj", "qkvz_proj", "ba_proj", "o_proj", "gate_up_proj", "down_proj", "router", "lm_head",
 )  # fmt: skip
@@ -103,7 +104,8 @@ class OpRecorder:
     def _ops(self) -> Iterator[tuple[Any, str, Price]]:
         """Where each op is looked up when it is called, and what a call of it costs."""
         prices = {name: _pass_over(name, passes) for name, passes in _PASSES.items()}
-        prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts, "gated_delta_rule": _delta_rule}
+        prices |= {name: _pass_over_states(name, products) for name, products in _PRODUCTS_OF_STATES.items()}
+        prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts}
         for path, module in _decoder(self._engine).named_modules():
             if isinstance(module, Attention):
                 yield module, "paged_attention", self._attention
@@ -192,13 +194,16 @@ def _norm_rotary_store(_: torch.Tensor, qkv_TND: torch.Tensor, *args: Any) -> Op
     return OpCall("norm_rotary_store", qkv_TND.shape[0], OpCost(0.0, 2 * _bytes(qkv_TND)))
 
 
-def _delta_rule(
-    out_THV: torch.Tensor, qkv_TC: torch.Tensor, _b: Any, _l: Any, _d: Any, state_RHDV: torch.Tensor, meta: Any
-) -> OpCall:
-    """Three products of a head's state with a vector for each token; the state is read and written once a sequence."""
-    num_tokens, of_sequence = len(qkv_TC), state_RHDV[0]
-    moved = _bytes(qkv_TC) + _bytes(out_THV) + 2 * len(meta.rows_S) * _bytes(of_sequence)
-    return OpCall("gated_delta_rule", num_tokens, OpCost(6.0 * num_tokens * of_sequence.numel(), moved))
+def _pass_over_states(name: str, products: int) -> Price:
+    """The state is read and written once a sequence."""
+
+    def price(out_THV: torch.Tensor, x_TC: torch.Tensor, *args: Any) -> OpCall:
+        *_, state_RHDV, meta = args
+        num_tokens, of_sequence = len(x_TC), state_RHDV[0]
+        moved = _bytes(x_TC) + _bytes(out_THV) + 2 * len(meta.rows_S) * _bytes(of_sequence)
+        return OpCall(name, num_tokens, OpCost(2.0 * products * num_tokens * of_sequence.numel(), moved))
+
+    return price
 
 
 def _sampling(_: Any, logits_SV: torch.Tensor, *args: Any) -> OpCall:

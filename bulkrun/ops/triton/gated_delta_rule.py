@@ -11,6 +11,7 @@ import triton.language as tl
 
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.linear_attention.gated_delta_rule import NORM_EPS
+from bulkrun.ops.triton.softplus import softplus
 
 _COLUMNS = 16
 
@@ -99,25 +100,12 @@ def _gated_delta_rule_kernel(
         value_V = tl.load(value_ptr + token * qkv_stride, mask=is_real_V, other=0.0).to(tl.float32)
         beta = tl.sigmoid(tl.load(ba_ptr + token * ba_stride + head).to(tl.float32))
         a = tl.load(ba_ptr + token * ba_stride + NUM_HEADS + head).to(tl.float32) + dt_bias
-        state_DV *= tl.exp(-forgetting * _softplus(a))
+        state_DV *= tl.exp(-forgetting * softplus(a))
         error_V = (value_V - tl.sum(state_DV * key_D[:, None], 0)) * beta
         state_DV += key_D[:, None] * error_V[None, :]
         out_V = tl.sum(state_DV * query_D[:, None], 0) / tl.sqrt(SIZE * 1.0)
         tl.store(out_ptr + token * (NUM_HEADS * VALUE_SIZE), out_V, mask=is_real_V)
     tl.store(state_ptr + place_DV, state_DV, mask=is_real_DV)
-
-
-@triton.jit
-def _softplus(a):
-    """log(1 + exp(a)) without what 1 + exp(a) is rounded by: heads that forget little do so for thousands of tokens.
-
-    After Kahan, HP-15C Advanced Functions Handbook (1982): both factors are off by the same rounding.
-    """
-    small = tl.exp(tl.minimum(a, 20.0))
-    total = 1.0 + small
-    is_rounded_away = total == 1.0
-    beside_1 = tl.where(is_rounded_away, 1.0, total - 1.0)
-    return tl.where(a > 20.0, a, tl.where(is_rounded_away, small, tl.log(total) * (small / beside_1)))
 
 
 @triton.jit

@@ -65,6 +65,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
     ops.add_layer_norm(rows, rows, rows[0], rows[0], 1e-6)
     ops.silu_mul(rows)
     linear_attention(dtype)
+    state_spaces(dtype)
     packed_attention(head_dim, dtype, is_quick=is_quick)
     tables_RM = torch.zeros(4, 8, dtype=torch.int32)
     buffers = ops.StepBuffers.allocate(8, 4, 8, torch.device("cpu"))
@@ -150,8 +151,18 @@ def linear_attention(dtype: torch.dtype) -> None:
         ops.gated_delta_rule(qkv_TC, ba_TG, of_heads, of_heads, state, meta)
     heads_THV = qkv_TC[:, :4096].contiguous().unflatten(1, (32, 128))
     ops.gated_rms_norm(heads_THV, heads_THV, qkv_TC[0, :128].contiguous(), 1e-6)
-    for num_groups in (1, 8):  # Mamba 2's
-        groups_TGE = qkv_TC.unflatten(1, (num_groups, -1))
+
+
+def state_spaces(dtype: torch.dtype) -> None:
+    """A step of decoding, and one with prompts, of Mamba 2's heads, and the norms behind them."""
+    of_heads = torch.zeros(48)
+    for size, head_dim in ((16, 64), (64, 64), (128, 64), (256, 128)):
+        xbc_TC = torch.zeros(24, 48 * head_dim + 2 * size, dtype=dtype)
+        state = torch.zeros(NUM_ROWS, 48, size, head_dim)
+        for parts in (DECODE, MIXED):
+            ops.state_space(xbc_TC, xbc_TC[:, :48], of_heads, of_heads, of_heads, state, make_meta(parts))
+    for num_groups in (1, 8):
+        groups_TGE = torch.zeros(24, num_groups, 8192 // num_groups, dtype=dtype)
         ops.gated_rms_norm(groups_TGE, groups_TGE, groups_TGE[0], 1e-6, norm_before_gate=False)
 
 
