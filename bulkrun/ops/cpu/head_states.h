@@ -7,29 +7,10 @@
 #include <cmath>
 #include <type_traits>
 
-#include "vector.h"
+#include "wide.h"
 
 constexpr long MAX_SIZE = 256;  // rows of a state
 constexpr long TOKENS = 16;     // that are prepared together
-
-// As much as a register holds: sixteen floats that are in several GCC keeps in memory, each time they change.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8;
-#else
-constexpr int WIDTH = 4;
-#endif
-
-typedef float wide __attribute__((vector_size(4 * WIDTH)));
-
-inline wide load_wide(const float* p) {
-    wide x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
-inline void store_wide(float* p, wide x) { memcpy(p, &x, sizeof x); }
 
 // Numbers of some columns, which fill sixteens.
 template <int WIDES, class T>
@@ -56,11 +37,11 @@ inline void for_columns(long num_columns, OfColumns of_columns) {
     for (; column < num_columns; column += LANES) of_columns(std::integral_constant<int, FEW>(), column);
 }
 
-// carry(state, head, first token, their end) for each head of each sequence; outputs [T, H, V] of T.
-template <class T, class Rule, class Carry>
-inline void carry_states(const Rule& r, Carry carry) {
-    const long matrix = r.size * r.value_size, out_size = r.num_heads * r.value_size, real = r.cu_seqlens[r.num_seqs];
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r.num_threads)
+// carry(state, head, first token, their end) for each head of each sequence, by the threads of a parallel region.
+template <class Rule, class Carry>
+inline void carry_heads(const Rule& r, const Carry& carry) {
+    const long matrix = r.size * r.value_size;
+#pragma omp for collapse(2) schedule(dynamic)
     for (long seq = 0; seq < r.num_seqs; seq++)
         for (long head = 0; head < r.num_heads; head++) {
             const long first = r.cu_seqlens[seq], end = r.cu_seqlens[seq + 1];
@@ -69,6 +50,14 @@ inline void carry_states(const Rule& r, Carry carry) {
             if (r.context_lens[seq] == end - first) std::fill_n(state, matrix, 0.0f);
             carry(state, head, first, end);
         }
+}
+
+// The same by threads of its own; outputs [T, H, V] of T, zeros where a step is padded.
+template <class T, class Rule, class Carry>
+inline void carry_states(const Rule& r, const Carry& carry) {
+    const long out_size = r.num_heads * r.value_size, real = r.cu_seqlens[r.num_seqs];
+#pragma omp parallel num_threads(r.num_threads)
+    carry_heads(r, carry);
     std::fill((T*)r.out + real * out_size, (T*)r.out + r.num_tokens * out_size, T{});
 }
 

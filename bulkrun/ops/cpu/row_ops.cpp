@@ -35,25 +35,6 @@ static void gate(const T* gate_up, T* out, int64_t rows, int64_t size, int num_t
     }
 }
 
-template <class T>
-static void norm_gate_row(const T* x, const T* gate, const T* weight, T* out, long size, float eps) {
-    norm_row(x, weight, out, size, eps);
-    for (long i = 0; i < size; i += LANES)
-        store(out + i, load(out + i, size - i) * Silu<float>()(load(gate + i, size - i)), size - i);
-}
-
-// gated: room for a row.
-template <class T>
-static void gate_norm_row(const T* x, const T* gate, const T* weight, T* out, float* gated, long size, float eps) {
-    f32x16 squares = {};
-    for (long i = 0; i < size; i += LANES) {
-        f32x16 number = load(x + i, size - i) * Silu<float>()(load(gate + i, size - i));
-        store(gated + i, number, size - i);
-        squares += number * number;
-    }
-    scale_row(gated, weight, out, size, sum(squares), eps);
-}
-
 // Heads of `size` numbers, those of a token one after another; of gates the tokens are `gate_stride` numbers apart, of
 // weights the heads `weight_stride`.
 template <class T>

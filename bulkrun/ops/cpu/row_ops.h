@@ -87,3 +87,32 @@ struct Gelu {
         return x * (x < 0.0f ? tail : 1.0f - tail);
     }
 };
+
+// out, which may be x: its norm times SiLU of the gates.
+template <class T>
+inline void norm_gate_row(const T* x, const T* gate, const T* weight, T* out, long size, float eps) {
+    norm_row(x, weight, out, size, eps);
+    for (long i = 0; i < size; i += LANES)
+        store(out + i, load(out + i, size - i) * Silu<float>()(load(gate + i, size - i)), size - i);
+}
+
+// out: the norm of x times SiLU of the gates. gated: room for a row.
+template <class T>
+inline void gate_norm_row(const T* x, const T* gate, const T* weight, T* out, float* gated, long size, float eps) {
+    f32x16 squares = {};
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 number = load(x + i, size - i) * Silu<float>()(load(gate + i, size - i));
+        store(gated + i, number, size - i);
+        squares += number * number;
+    }
+    scale_row(gated, weight, out, size, sum(squares), eps);
+}
+
+// x times the sigmoid of the gates, in place.
+template <class T>
+inline void sigmoid_gate_row(const T* gates, T* x, long size) {
+    for (long i = 0; i < size; i += LANES) {
+        const f32x16 gate = rounded<T>(sigmoid<T>(load(gates + i, size - i)));
+        store(x + i, load(x + i, size - i) * gate, size - i);
+    }
+}

@@ -1,0 +1,82 @@
+// The gated delta rule, token by token: a head of one sequence.
+#pragma once
+
+#include "head_states.h"
+
+struct DeltaRule {
+    const void *qkv, *ba;  // [T, 2 K D + H V] and [T, 2 H]
+    const float *a_log, *dt_bias;
+    float* state;  // [R, H, D, V]
+    void* out;     // [T, H, V]
+    const int64_t* rows;
+    const int32_t *cu_seqlens, *context_lens;
+    int64_t qkv_stride, ba_stride, num_heads, num_key_heads, size, value_size, num_seqs, num_tokens;
+    float norm_eps;
+    int32_t num_threads;
+};
+
+struct Prepared {
+    float queries[TOKENS][MAX_SIZE], keys[TOKENS][MAX_SIZE], decays[TOKENS], betas[TOKENS];
+};
+
+// A head times `factor`, brought to length 1.
+template <class T>
+inline void scale_head(const T* head, float* out, long size, float factor, float eps) {
+    f32x16 squares = {};
+    for (long i = 0; i < size; i += LANES) squares += load(head + i, size - i) * load(head + i, size - i);
+    const float scale = factor / std::sqrt(sum(squares) + eps);
+    for (long i = 0; i < size; i += LANES) store(out + i, load(head + i, size - i) * scale, size - i);
+}
+
+// How much the state forgets, and how much of its error it corrects, at one token.
+template <class T>
+inline void prepare(const DeltaRule& r, long token, long head, Prepared& p, long at) {
+    const T *qkv = (const T*)r.qkv + token * r.qkv_stride, *ba = (const T*)r.ba + token * r.ba_stride;
+    const long key_head = head / (r.num_heads / r.num_key_heads), key_dim = r.num_key_heads * r.size;
+    scale_head(qkv + key_head * r.size, p.queries[at], r.size, 1 / std::sqrt((float)r.size), r.norm_eps);
+    scale_head(qkv + key_dim + key_head * r.size, p.keys[at], r.size, 1.0f, r.norm_eps);
+    const float step = softplus(as_float(ba + r.num_heads + head) + r.dt_bias[head]);
+    p.decays[at] = std::exp(-std::exp(r.a_log[head]) * step);
+    p.betas[at] = 1 / (1 + std::exp(-as_float(ba + head)));
+}
+
+// One token in some columns; sums over even and odd rows are apart, or each addition would wait for the last.
+template <int WIDES, class T>
+inline void correct(float* state, long size, long stride, const Prepared& p, long at, const T* value, T* out) {
+    const float *query = p.queries[at], *key = p.keys[at], decay = p.decays[at];
+    wide known[2][WIDES] = {}, found[2][WIDES] = {}, error[WIDES];
+    for (long d = 0; d < size; d += 2)
+        for (int odd = 0; odd < 2; odd++)
+            for (int w = 0; w < WIDES; w++)
+                known[odd][w] += load_wide(state + (d + odd) * stride + w * WIDTH) * key[d + odd];
+    load_columns(value, error);
+    for (int w = 0; w < WIDES; w++) error[w] = (error[w] - decay * (known[0][w] + known[1][w])) * p.betas[at];
+    for (long d = 0; d < size; d += 2)
+        for (int odd = 0; odd < 2; odd++)
+            for (int w = 0; w < WIDES; w++) {
+                float* place = state + (d + odd) * stride + w * WIDTH;
+                const wide corrected = load_wide(place) * decay + error[w] * key[d + odd];
+                store_wide(place, corrected);
+                found[odd][w] += corrected * query[d + odd];
+            }
+    for (int w = 0; w < WIDES; w++) found[0][w] += found[1][w];
+    store_columns(out, found[0]);
+}
+
+template <class T>
+inline void correct_head(const DeltaRule& r, float* state, long head, long first, long end) {
+    const long value_dim = r.num_heads * r.value_size, own = head * r.value_size;
+    const T* values = (const T*)r.qkv + 2 * r.num_key_heads * r.size + own;
+    Prepared p;
+    for (long token = first; token < end; token += TOKENS) {
+        const long count = std::min(TOKENS, end - token);
+        for (long at = 0; at < count; at++) prepare<T>(r, token + at, head, p, at);
+        for_columns(r.value_size, [&](auto wides, long column) {
+            const T* value = values + token * r.qkv_stride + column;
+            T* out = (T*)r.out + token * value_dim + own + column;
+            for (long at = 0; at < count; at++)
+                correct<wides>(state + column, r.size, r.value_size, p, at, value + at * r.qkv_stride,
+                               out + at * value_dim);
+        });
+    }
+}
