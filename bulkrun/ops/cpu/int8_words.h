@@ -19,7 +19,7 @@ struct ByteWords {
     }
 
     // c: sums in int32, carried as the bits of floats. a: bytes of a row. b: signed ones of columns.
-    static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
+    static wide multiply_add(uint32_t a, wide_words b, wide c) {
 #ifdef __AVX512VNNI__
         return (f32x16)_mm512_dpbusd_epi32((__m512i)c, _mm512_set1_epi32(a), (__m512i)b);
 #else

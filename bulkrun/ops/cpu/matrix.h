@@ -6,6 +6,7 @@
 
 #include "fp8.h"
 #include "tiles.h"
+#include "wide.h"
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
@@ -60,10 +61,10 @@ struct FloatWords {
     // Sixteen words, each of `per_word` numbers: the first of all, and so on.
     static u32x16 joined(const f32x16* numbers) { return (u32x16)numbers[0]; }
 
-    static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
+    static wide multiply_add(uint32_t a, wide_words b, wide c) {
         float number;
         memcpy(&number, &a, sizeof a);
-        return number * (f32x16)b + c;
+        return number * (wide)b + c;
     }
 };
 
@@ -181,6 +182,7 @@ struct Columns {
     long stride, apart;
 
     T* at(long row, long vector) const { return first + row * stride + vector / 2 * apart + vector % 2 * LANES; }
+    T* wide_at(long row, long n) const { return at(row, n / PER_VECTOR) + n % PER_VECTOR * WIDTH; }
 };
 
 // What is asked for while something is multiplied: from two places on, so many bytes of each per word.
@@ -193,26 +195,27 @@ struct Ahead {
 template <class W, int R, int V>
 void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b, Columns<float> c, long words,
                     bool accumulate, Ahead ahead) {
-    f32x16 sums[R][V];
+    constexpr int N = V * PER_VECTOR;
+    wide sums[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sums[r][v] = accumulate ? load(c.at(r, v)) : f32x16{};
+        for (int n = 0; n < N; n++) sums[r][n] = accumulate ? load_wide(c.wide_at(r, n)) : wide{};
     for (long word = 0; word < words; word++, ahead.here += ahead.step, ahead.there += ahead.step) {
         __builtin_prefetch(ahead.here, 0, 2);
         __builtin_prefetch(ahead.there, 0, 2);
-        u32x16 columns[V];
+        wide_words columns[N];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) columns[v] = load_words(b.at(word, v));
+        for (int n = 0; n < N; n++) columns[n] = load_wide_words(b.wide_at(word, n));
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) sums[r][v] = W::multiply_add(a[r * a_stride + word], columns[v], sums[r][v]);
+            for (int n = 0; n < N; n++) sums[r][n] = W::multiply_add(a[r * a_stride + word], columns[n], sums[r][n]);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) store(c.at(r, v), sums[r][v]);
+        for (int n = 0; n < N; n++) store_wide(c.wide_at(r, n), sums[r][n]);
 }
 
 template <class W, int R = BLOCK_ROWS, int V = BLOCK_VECTORS>
