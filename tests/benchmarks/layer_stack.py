@@ -22,6 +22,7 @@ import torch  # noqa: E402
 
 from bulkrun.models.decoder.decoder import Decoder  # noqa: E402
 from bulkrun.models.kv_cache import KVCache  # noqa: E402
+from bulkrun.models.recurrent_state import RecurrentState  # noqa: E402
 from tests.models.load import load_model  # noqa: E402
 from tests.models.paged_driver import make_metadata  # noqa: E402
 
@@ -50,8 +51,10 @@ def step_of(model: Decoder, num_tokens: int) -> Callable[[], object]:
     width = CONTEXT // BLOCK_SIZE + 1
     tables = [list(range(1 + seq * width, 1 + (seq + 1) * width)) for seq in range(num_tokens)]
     cache = KVCache.allocate(model.config, 1 + num_tokens * width, BLOCK_SIZE, model.dtype, "cpu")
-    for layer in (*cache.k, *cache.v):
-        layer.fill_(0.5)  # memory of its own: what nobody has written is one page of zeros, and always in the cache
+    cache.states = RecurrentState.allocate(model.config, num_tokens, model.dtype, "cpu")
+    states = [tensor for state in cache.states for tensor in (state.conv_RWC, state.delta_RHDV)]
+    for tensor in (*cache.k, *cache.v, *states):
+        tensor.fill_(0.5)  # memory of its own: what nobody has written is one page of zeros, and always in the cache
     meta = make_metadata([(CONTEXT - 1, CONTEXT)] * num_tokens, tables, BLOCK_SIZE, num_tokens)
     input_ids, positions = torch.full((num_tokens,), 5), torch.full((num_tokens,), CONTEXT - 1)
     return lambda: model(input_ids, positions, cache, meta)

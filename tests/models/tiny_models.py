@@ -111,6 +111,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32},
     ),
     "qwen3_5": ("Qwen3_5ForCausalLM", DELTA_NET),
+    "qwen3_5_whole_panels": (
+        "Qwen3_5ForCausalLM",
+        DELTA_NET | {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 160},
+    ),
     "qwen3_5_tied": ("Qwen3_5ForCausalLM", DELTA_NET | {"tie_word_embeddings": True, "linear_num_value_heads": 2}),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", DELTA_NET | _SHARED_EXPERT),
     "qwen3_next": ("Qwen3NextForCausalLM", DELTA_NET | _SHARED_EXPERT | {"mlp_only_layers": [1]}),

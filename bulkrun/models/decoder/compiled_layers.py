@@ -7,9 +7,11 @@ import torch
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import DecoderLayer
+from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
+from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
+from bulkrun.ops.cpu.layer_mixers import AttentionWeights, DeltaNetWeights, can_mix_delta_net
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import Matrix
@@ -20,21 +22,26 @@ _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more 
 def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
-    has_others = config.moe is not None or config.delta_net is not None or config.has_sinks or config.gates_attention
+    has_others = config.moe is not None or config.has_sinks
     if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
         return None
     sizes, layers = _sizes(config, model.dtype), [_as_layer(module) for module in model.layers]
-    if not can_stack(sizes, model.norm.weight.dtype):
+    if not can_stack(sizes, model.norm.weight.dtype) or not _can_mix(config):
         return None
     ropes = list(model.inv_freqs)
     return LayerStack(
-        [_weights(layer, config.ropes[i], ropes) for i, layer in enumerate(layers)], model.norm.weight, sizes
+        [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(layers)], model.norm.weight, sizes
     )
 
 
+def _can_mix(config: DecoderConfig) -> bool:
+    net = config.delta_net
+    return net is None or can_mix_delta_net(net.num_value_heads, net.key_head_dim, net.value_head_dim)
+
+
 def _are_suitable_linears(model: Decoder) -> bool:
-    """All in panels, or plain and together so small that a copy costs little."""
-    products = [module for layer in model.layers for name, module in layer.named_modules() if name.endswith("_proj")]
+    """All in panels, or plain and together so small that a copy costs little; some are so narrow that none counts."""
+    products = [module for layer in model.layers for name, module in layer.named_modules() if _is_wide(name)]
     weights = [module.weight for module in products if isinstance(module, Linear | Int8Linear | FourBitLinear)]
     if len(weights) < len(products):
         return False
@@ -45,6 +52,11 @@ def _are_suitable_linears(model: Decoder) -> bool:
     if any(isinstance(module, Int8Linear | FourBitLinear) for module in products):
         return False
     return sum(weight.numel() * weight.element_size() for weight in weights) <= _MAX_COPIED_BYTES
+
+
+def _is_wide(name: str) -> bool:
+    """Whether a module of this name is one of the products that take a layer's time."""
+    return name.endswith("_proj") and not name.endswith("ba_proj")
 
 
 def _has_packed_gates(module: torch.nn.Module) -> bool:
@@ -71,24 +83,54 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
         is_layer_norm=False,
         is_causal=config.is_causal,
         dtype=dtype,
+        gates_attention=config.gates_attention,
     )
 
 
-def _weights(layer: DecoderLayer, rope: RopeConfig | None, ropes: list[RopeConfig]) -> LayerWeights:
-    attention, mlp, qk_norm = layer.attention, layer.mlp, layer.attention.qk_norm
+def _weights(
+    layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
+) -> LayerWeights:
+    attention, mlp = layer.attention, layer.mlp
+    mixer = (
+        _delta_net(attention, config)
+        if isinstance(attention, GatedDeltaNet)
+        else _attention(attention, None if rope is None else ropes.index(rope))
+    )
     return LayerWeights(
         input_norm=_norm(layer.input_norm),
-        qkv=_matrix(attention.qkv_proj),
-        qk_norm=qk_norm.weight if isinstance(qk_norm, HeadQKNorm) else None,
-        projection_norms=(qk_norm.q.weight, qk_norm.k.weight) if isinstance(qk_norm, ProjectionQKNorm) else None,
+        mixer=mixer,
         o=_matrix(attention.o_proj),
-        attention_out_norm=_norm(layer.attention_out),
+        mixer_out_norm=_norm(layer.attention_out),
         mlp_norm=_norm(layer.mlp_norm),
         gate_up=_matrix(mlp.gate_up_proj),
         down=_matrix(mlp.down_proj),
         mlp_out_norm=_norm(layer.mlp_out),
+    )
+
+
+def _attention(attention: Attention, rotary: int | None) -> AttentionWeights:
+    qk_norm = attention.qk_norm
+    return AttentionWeights(
+        qkv=_matrix(attention.qkv_proj),
+        qk_norm=qk_norm.weight if isinstance(qk_norm, HeadQKNorm) else None,
+        projection_norms=(qk_norm.q.weight, qk_norm.k.weight) if isinstance(qk_norm, ProjectionQKNorm) else None,
         sliding_window=attention.sliding_window,
-        rotary=None if rope is None else ropes.index(rope),
+        rotary=rotary,
+    )
+
+
+def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
+    sizes = config.delta_net
+    assert sizes is not None, "only models that say so have delta nets"
+    return DeltaNetWeights(
+        qkvz=_matrix(net.qkvz_proj),
+        ba=_matrix(net.ba_proj),
+        conv=net.conv,
+        norm=net.norm.weight,
+        a_log=net.a_log,
+        dt_bias=net.dt_bias,
+        num_key_heads=sizes.num_key_heads,
+        key_size=sizes.key_head_dim,
     )
 
 

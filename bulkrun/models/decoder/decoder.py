@@ -81,7 +81,9 @@ class Decoder(nn.Module):
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
         if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
-            return self.layer_stack(residual_TE, list(rotaries.values()), kv_cache.k, kv_cache.v, meta, logits_indices)
+            states = [(state.conv_RWC, state.delta_RHDV) for state in kv_cache.states]
+            caches = kv_cache.k, kv_cache.v
+            return self.layer_stack(residual_TE, list(rotaries.values()), *caches, meta, logits_indices, states)
         assert self.config.is_causal, "only the compiled layers look both ways"
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):

@@ -18,6 +18,7 @@ from bulkrun.models.embedding.step_cache import StepCache
 from bulkrun.models.embedding.two_texts import hidden_states
 from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
+from bulkrun.ops.cpu.layer_mixers import AttentionWeights
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels
 from bulkrun.ops.cpu.stack_memory import Matrix
@@ -111,19 +112,22 @@ def _weights(layer: nn.Module, kinds: list[str], quantization: Quantization | No
 
     input_norm = layer.get_submodule("attn_norm")  # the first layer has none: embeddings are normalized
     window = layer.get_submodule("attn").sliding_window
-    return LayerWeights(
-        input_norm=input_norm.weight.data if isinstance(input_norm, nn.LayerNorm) else None,
+    attention = AttentionWeights(
         qkv=matrix("attn.Wqkv"),
         qk_norm=None,
         projection_norms=None,
+        sliding_window=window if isinstance(window, int) else None,
+        rotary=kinds.index(str(layer.attention_type)),
+    )
+    return LayerWeights(
+        input_norm=input_norm.weight.data if isinstance(input_norm, nn.LayerNorm) else None,
+        mixer=attention,
         o=matrix("attn.Wo"),
-        attention_out_norm=None,
+        mixer_out_norm=None,
         mlp_norm=layer.get_submodule("mlp_norm").weight.data,  # type: ignore[arg-type]
         gate_up=matrix("mlp.Wi"),
         down=matrix("mlp.Wo"),
         mlp_out_norm=None,
-        sliding_window=window if isinstance(window, int) else None,
-        rotary=kinds.index(str(layer.attention_type)),
     )
 
 

@@ -51,9 +51,18 @@ template <class T>
 void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
                  const Rows<typename WordOf<T>::type>& rows);
 
-// All of them, by the threads of a parallel region.
+// All of them, by the threads of a parallel region; `finish(item)`: what is done with each while it is in the cache.
+template <class T, class F>
+inline void attend_items(const Step& step, const std::vector<Item>& items, const Rows<typename WordOf<T>::type>& rows,
+                         const F& finish) {
+#pragma omp for schedule(dynamic, 1)
+    for (size_t i = 0; i < items.size(); i++) {
+        attend_item<T>(step, items, i, rows);
+        finish(items[i]);
+    }
+}
+
 template <class T>
 inline void attend_items(const Step& step, const std::vector<Item>& items, const Rows<typename WordOf<T>::type>& rows) {
-#pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
+    attend_items<T>(step, items, rows, [](const Item&) {});
 }

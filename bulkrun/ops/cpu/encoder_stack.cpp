@@ -51,12 +51,12 @@ struct Encoder : BlockProducts<T> {
 
     void run() const { run_layers<W>(*this); }
 
-    void up_to_attention(long i, const Block& block) const {
-        if (i > 0) after_attention(i - 1, block);
+    void up_to_mixing(long i, const Block& block) const {
+        if (i > 0) after_mixing(i - 1, block);
         begin(s.layers[i], block);
     }
 
-    void attend(long i, const Rows<W>& rows) const {
+    void mix(long i, const Rows<W>& rows) const {
         attend_items<T>(step, i + 1 < s.num_layers ? items : last_items, rows);
     }
 
@@ -65,7 +65,7 @@ struct Encoder : BlockProducts<T> {
         this->move_to_front(s.x, size, s.kept, s.num_kept);
     }
 
-    void after_attention(long i, const Block& block) const {
+    void after_mixing(long i, const Block& block) const {
         const EncoderLayer& layer = s.layers[i];
         T *out = this->scratch(s.out, size, block), *up = this->scratch(s.up, s.intermediate_size, block);
         this->multiply((const T*)s.attended + block.first * width, width, layer.o, out, size, block, AsItIs());

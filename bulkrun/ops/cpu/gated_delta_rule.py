@@ -34,6 +34,11 @@ class _DeltaRule(ctypes.Structure):
     )
 
 
+def fits_delta_rule(size: int, value_size: int) -> bool:
+    """Whether it is compiled for keys and values of so many dimensions; the library must be there."""
+    return size <= c_number("max_state_size") and not size % 2 and not value_size % _LANES
+
+
 def gated_delta_rule(
     qkv_TC: torch.Tensor,
     ba_TG: torch.Tensor,
@@ -45,9 +50,8 @@ def gated_delta_rule(
     """As the reference; a sequence's bits depend on its own tokens alone, however they are spread over steps."""
     dtype, num_tokens = name(qkv_TC.dtype), len(qkv_TC)
     num_heads, size, value_size = state_RHDV.shape[1:]
-    fits = size <= c_number("max_state_size") and not size % 2 and not value_size % _LANES
     is_plain = a_log_H.dtype == dt_bias_H.dtype == torch.float32 and ba_TG.dtype == qkv_TC.dtype
-    if dtype is None or not fits or not is_plain:
+    if dtype is None or not fits_delta_rule(size, value_size) or not is_plain:
         return reference(qkv_TC, ba_TG, a_log_H, dt_bias_H, state_RHDV, meta)
     assert meta.rows_S is not None, "layers with a state are given where it is"
     assert qkv_TC.stride(1) == ba_TG.stride(1) == 1 and state_RHDV.is_contiguous() and meta.rows_S.is_contiguous()

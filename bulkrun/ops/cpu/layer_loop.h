@@ -1,8 +1,9 @@
 // Layers over a step in one call and one parallel region: what decoders and encoders have in common. Knows no layer.
 //
 // Of few tokens threads share each product's columns and go through a layer together. Of many each thread takes some,
-// block by block, from one layer's attention to the next one's, and all meet for attention alone. Of the last layer most
-// tokens may need no more than keys and values: only those that are kept go on.
+// block by block, from where one layer has mixed its tokens up to where the next one does, and all meet for that alone:
+// attention, or what stands in its place. Of the last layer most tokens may be needed for others to mix with, and no
+// more: only those that are kept go on.
 
 #pragma once
 
@@ -11,8 +12,8 @@
 #include "attention_items.h"
 #include "block_products.h"
 
-// `layers` has the call's struct as `s`, and does the work: `up_to_attention(i, block)`, `attend(i, rows)` with all
-// threads, `move_kept()`, and `after_attention(i, block)`.
+// `layers` has the call's struct as `s`, and does the work: `up_to_mixing(i, block)`, `mix(i, rows)` with all threads,
+// `move_kept()`, and `after_mixing(i, block)`.
 template <class W, class Layers>
 void run_layers(const Layers& layers) {
     const auto& s = layers.s;
@@ -23,15 +24,15 @@ void run_layers(const Layers& layers) {
         const TileSetup tiles;
         const std::vector<Block> blocks = blocks_of(s.num_tokens);
         for (long i = 0; i < s.num_layers; i++) {
-            for (const Block& block : blocks) layers.up_to_attention(i, block);
+            for (const Block& block : blocks) layers.up_to_mixing(i, block);
 #pragma omp barrier
-            layers.attend(i, rows);
+            layers.mix(i, rows);
         }
         if (s.kept) {
 #pragma omp single
             layers.move_kept();
         }
-        for (const Block& block : blocks_of(s.num_kept)) layers.after_attention(s.num_layers - 1, block);
+        for (const Block& block : blocks_of(s.num_kept)) layers.after_mixing(s.num_layers - 1, block);
         free(memory);
     }
 }

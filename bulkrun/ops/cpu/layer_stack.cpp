@@ -1,46 +1,16 @@
 // Every layer of a decoder over a step, in one call (layer_loop.h). Contract: layer_stack.py. Values are rounded where the
 // ops of the same names round them.
+//
+// A layer begins with its mixer, which has a file of its own: block by block it projects the normed rows (`begin`), then
+// all threads together mix the tokens of all blocks (`mix`), and the output projection multiplies what that gives
+// (`mixed`). The product is added to the residual stream; so is, after another norm, what the MLP makes of it.
 
+#include "attention_mixer.h"
+#include "delta_net_mixer.h"
 #include "gated.h"
 #include "layer_loop.h"
-#include "norm_rotary_store.h"
 #include "struct_layout.h"
 
-struct Layer {
-    Matrix qkv, o, gate_up, down;
-    const void *input_norm, *mlp_norm;            // before attention and MLP; null: none
-    const void *attention_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
-    const void *qk_norm, *q_norm, *k_norm;        // of each head by itself, or of all heads as one; null: none
-    void *k_cache, *v_cache;
-    int64_t window, rotary;  // 0: none; -1: none
-};
-
-struct Rotary {
-    const void *cos, *sin;
-    int64_t dim;
-};
-
-struct Stack {
-    const Layer* layers;
-    const Rotary* rotaries;
-    const void* last_norm;
-    void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
-    void *q, *attended;                              // scratch: a row per token
-    void *x, *qkv, *out, *gated;                     // scratch: THREAD_ROWS per thread; what is multiplied is padded
-    void *bytes, *row_scales;                        // the same, of what is multiplied where weights are bytes
-    const int64_t *slots, *kv_copies, *kept;         // kv_copies: [2, num_copies]; kept: null for all tokens
-    const int32_t *block_tables, *context_lens, *cu_seqlens_q;
-    int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
-    int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
-    float eps, scale, soft_cap, residual_multiplier;
-    int32_t activation;     // SILU, GELU_TANH or GELU
-    int32_t is_layer_norm;  // 0: norms are of root mean squares
-    int32_t sees_later;     // see paged_attention.h
-    int32_t has_fp8_cache;  // 0: it holds what goes through the layers
-    int32_t num_threads;
-};
-
-constexpr int PAD = 32;  // numbers
 enum Activation { SILU, GELU_TANH, GELU };
 
 template <class T, class N>
@@ -48,47 +18,48 @@ struct LayerStack : BlockProducts<T> {
     using W = typename WordOf<T>::type;
     const Stack& s;
     const TimesFactor<T> to_residual;
-    const long size, width, x_stride, attended_stride, gated_stride;
-    const std::vector<Item> items, last_items;
+    const long size, x_stride, gated_stride;
+    const AttentionMixer<T, N> attention;
+    const DeltaNetMixer<T> delta_net;
 
     explicit LayerStack(const Stack& s)
-        : BlockProducts<T>{s.bytes, s.row_scales, byte_stride_of(s)},
+        : BlockProducts<T>{s.bytes, s.row_scales, round_up(s.widest, BYTE_PAD)},
           s(s),
           to_residual{s.residual_multiplier},
           size(s.hidden_size),
-          width(s.num_heads * s.head_dim),
-          x_stride(round_up(size, PAD)),
-          attended_stride(round_up(width, PAD)),
+          x_stride(s.x_stride()),
           gated_stride(round_up(s.intermediate_size, PAD)),
-          items(items_of(step_of(s.layers[0]))),
-          last_items(s.kept ? items_of(step_of(s.layers[0]), s.kept, s.num_kept) : items) {}
+          attention(s, *this),
+          delta_net(s, *this) {}
 
     void run() const { run_layers<W>(*this); }
 
-    void up_to_attention(long i, const Block& block) const {
+    void up_to_mixing(long i, const Block& block) const {
         if (i == 0) first_norm(block);
-        else after_attention(i - 1, block);
-        begin(s.layers[i], block);
+        else after_mixing(i - 1, block);
+        const T* x = this->scratch(s.x, x_stride, block);
+        with_mixer(s.layers[i], [&](const auto& mixer, const auto& layer) { mixer.begin(layer, x, block); });
     }
 
-    void attend(long i, const Rows<W>& rows) const {
-        copy_kv(s.layers[i]);
-        attend_items<T>(step_of(s.layers[i]), i + 1 < s.num_layers ? items : last_items, rows);
+    void mix(long i, const Rows<W>& rows) const {
+        const bool is_last = i + 1 == s.num_layers;
+        with_mixer(s.layers[i], [&](const auto& mixer, const auto& layer) { mixer.mix(layer, is_last, rows); });
     }
 
     void move_kept() const {
-        this->move_to_front(s.attended, attended_stride, s.kept, s.num_kept);
+        const Mixed<T> mixed = mixed_by(s.layers[s.num_layers - 1]);
+        this->move_to_front(mixed.rows, mixed.stride, s.kept, s.num_kept);
         this->move_to_front(s.residual, size, s.kept, s.num_kept);
     }
 
-    // From attention on, up to the norm before the next layer.
-    void after_attention(long i, const Block& block) const {
+    // Up to the norm before the next layer.
+    void after_mixing(long i, const Block& block) const {
         const Layer& layer = s.layers[i];
         const bool is_last = i + 1 == s.num_layers;
+        const Mixed<T> mixed = mixed_by(layer);
         T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
-        this->multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
-                       block, to_residual);
-        add_norm(out, layer.attention_out_norm, layer.mlp_norm, x, x_stride, block);
+        this->multiply(mixed.rows + block.first * mixed.stride, mixed.stride, layer.o, out, size, block, to_residual);
+        add_norm(out, layer.mixer_out_norm, layer.mlp_norm, x, x_stride, block);
         if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
         else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
         else run_mlp<Gelu<T>>(layer, x, out, block);
@@ -97,16 +68,15 @@ struct LayerStack : BlockProducts<T> {
     }
 
   private:
-    static long byte_stride_of(const Stack& s) {
-        const long widest = std::max({s.hidden_size, s.num_heads * s.head_dim, s.intermediate_size});
-        return round_up(widest, BYTE_PAD);
+    // `use(mixer, layer)` with this layer's kind of mixer, and its weights.
+    template <class F>
+    auto with_mixer(const Layer& layer, const F& use) const {
+        if (layer.mixer_kind == DELTA_NET) return use(delta_net, *(const DeltaNetLayer*)layer.mixer);
+        return use(attention, *(const AttentionLayer*)layer.mixer);
     }
 
-    Step step_of(const Layer& layer) const {
-        return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
-                nullptr, nullptr, s.num_heads * s.head_dim, round_up(s.num_heads * s.head_dim, PAD), s.num_tokens,
-                s.num_seqs, s.table_width, s.num_heads, s.num_kv_heads, s.head_dim, s.block_size, layer.window, 0,
-                s.scale, s.soft_cap, s.has_fp8_cache, s.sees_later, s.num_threads};
+    Mixed<T> mixed_by(const Layer& layer) const {
+        return with_mixer(layer, [](const auto& mixer, const auto& layer) { return mixer.mixed(layer); });
     }
 
     void first_norm(const Block& block) const {
@@ -135,39 +105,6 @@ struct LayerStack : BlockProducts<T> {
         norm(residual, weight, to);
     }
 
-    // Up to attention.
-    void begin(const Layer& layer, const Block& block) const {
-        const long columns = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim;
-        T* qkv = this->scratch(s.qkv, columns, block);
-        this->multiply(this->scratch(s.x, x_stride, block), x_stride, layer.qkv, qkv, columns, block, AsItIs());
-        const Rotary none = {}, &rotary = layer.rotary < 0 ? none : s.rotaries[layer.rotary];
-        const Projection projection = {
-            qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
-            s.slots, columns, s.num_tokens, s.num_heads, s.num_kv_heads, s.head_dim, rotary.dim, s.eps,
-            s.has_fp8_cache, s.num_threads};
-        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
-            if (layer.q_norm) norm_projection(layer, qkv + row * columns);
-            store_token<T, N>(projection, block.first + row);
-        }
-    }
-
-    // All queries of a token as one vector, all its keys as another.
-    void norm_projection(const Layer& layer, T* qkv) const {
-        T* keys = qkv + width;
-        norm_row(qkv, (const N*)layer.q_norm, qkv, width, s.eps);
-        norm_row(keys, (const N*)layer.k_norm, keys, s.num_kv_heads * s.head_dim, s.eps);
-    }
-
-    // Slots that others begin with, after this step's are stored and before anybody attends.
-    void copy_kv(const Layer& layer) const {
-        if (s.num_copies == 0) return;
-        const long row = s.num_kv_heads * s.head_dim * (s.has_fp8_cache ? sizeof(fp8) : sizeof(T));
-#pragma omp for schedule(static)
-        for (long i = 0; i < s.num_copies; i++)
-            for (void* cache : {layer.k_cache, layer.v_cache})
-                memcpy((char*)cache + s.kv_copies[s.num_copies + i] * row, (char*)cache + s.kv_copies[i] * row, row);
-    }
-
     // To the residual stream comes what a block has computed, with a norm of its own if there is one.
     void add_norm(T* out, const void* out_norm, const void* weight, T* to, long stride, const Block& block) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
@@ -192,7 +129,9 @@ struct LayerStack : BlockProducts<T> {
 };
 
 EXPORT_LAYOUT(Matrix, scale_bytes)
-EXPORT_LAYOUT(Layer, rotary)
+EXPORT_LAYOUT(AttentionLayer, rotary)
+EXPORT_LAYOUT(DeltaNetLayer, norm_eps)
+EXPORT_LAYOUT(Layer, mlp_out_norm)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)
 extern "C" void layer_stack_float32_float32(const Stack* s) { LayerStack<float, float>(*s).run(); }

@@ -1,8 +1,8 @@
 """Every layer of a decoder over a step in one compiled call. Knows weights and sizes; knows no module.
 
-Between the ops of a narrow step more time goes by than in them. Here a layer has norms before attention and MLP, after
-them or both, and a dense gated MLP; its weights are in panels of columns (panels.h), which the call reads from end to
-end: the panels that products op by op read (`panel_linear`), or a copy.
+Between the ops of a narrow step more time goes by than in them. Here a layer has attention or a gated delta net
+(`layer_mixers`) and a dense gated MLP, with norms before them, after them or both; its weights are in panels of columns
+(panels.h), which the call reads from end to end: the panels that products op by op read (`panel_linear`), or a copy.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
+from bulkrun.ops.cpu.layer_mixers import AttentionLayer, AttentionWeights, DeltaNetLayer, DeltaNetWeights
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import PAD, Matrix, StackMemory, padded, set_kept, set_step
@@ -30,20 +31,21 @@ MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: queries, keys and values in one matrix, gates and ups in another. Norms that are None it has not."""
+    """One layer: what mixes tokens in it, and gates and ups in one matrix. Norms that are None it has not."""
 
     input_norm: torch.Tensor | None  # [E]
-    qkv: Matrix
-    qk_norm: torch.Tensor | None  # [H + K, D], of each head by itself
-    projection_norms: tuple[torch.Tensor, torch.Tensor] | None  # [H D], [K D], of all queries as one and of all keys
+    mixer: AttentionWeights | DeltaNetWeights
     o: Matrix
-    attention_out_norm: torch.Tensor | None  # [E]
+    mixer_out_norm: torch.Tensor | None  # [E]
     mlp_norm: torch.Tensor | None  # [E]
     gate_up: Matrix
     down: Matrix
     mlp_out_norm: torch.Tensor | None  # [E]
-    sliding_window: int | None
-    rotary: int | None  # which of the step's rotary embeddings
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those that are read for every token."""
+        return self.mixer.matrix, self.o, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,20 @@ class StackSizes:
     eps: float
     scale: float
     soft_cap: float | None
-    residual_multiplier: float  # of what attention and MLP add to the residual stream
+    residual_multiplier: float  # of what mixer and MLP add to the residual stream
     activation: str  # one of ACTIVATIONS
     is_layer_norm: bool  # else norms are of root mean squares
     is_causal: bool
     dtype: torch.dtype  # of what goes through them, and of weights that are not int8
+    gates_attention: bool = False  # what it gives is multiplied by the sigmoid of gates, which queries come behind
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *[(x, panel_matrix.Matrix) for x in ("qkv", "o", "gate_up", "down")],
-        *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")],
-        *[(x, c_void_p) for x in ("qk_norm", "q_norm", "k_norm", "k_cache", "v_cache")],
-        *[(x, c_int64) for x in ("window", "rotary")],
+        ("mixer", c_void_p),
+        ("mixer_kind", c_int64),
+        *[(x, panel_matrix.Matrix) for x in ("o", "gate_up", "down")],
+        *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "mixer_out_norm", "mlp_out_norm")],
     )
 
 
@@ -79,20 +82,21 @@ class _Rotary(ctypes.Structure):
 
 
 _CONSTANTS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
-_SCRATCH = ("q", "attended", "x", "qkv", "out", "gated", "bytes", "row_scales")
-_TOKEN_SCRATCH = ("q", "attended")
-_STEP = ("slots", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
+_TOKEN_SCRATCH = ("q", "attended", "projected", "ba", "convolved", "corrected")
+_SCRATCH = (*_TOKEN_SCRATCH, "x", "qkv", "out", "gated", "bytes", "row_scales")
+_STEP = ("slots", "rows", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
 
 
 class _Stack(ctypes.Structure):
-    """`struct Stack` of layer_stack.cpp."""
+    """`struct Stack` of layer_stack.h."""
 
     _fields_ = (
         *[(x, c_void_p) for x in ("layers", "rotaries", "last_norm", "residual", "hidden", *_SCRATCH, *_STEP)],
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
-        *[(x, c_int64) for x in (*_CONSTANTS, "block_size")],
+        *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
-        *[(x, c_int32) for x in ("activation", "is_layer_norm", "sees_later", "has_fp8_cache", "num_threads")],
+        *[(x, c_int32) for x in ("activation", "is_layer_norm", "gates_attention", "sees_later")],
+        *[(x, c_int32) for x in ("has_fp8_cache", "num_threads")],
     )
 
 
@@ -109,22 +113,27 @@ class LayerStack:
     """The layers and the norm after them, their weights in panels; not for two calls at a time."""
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
-        self._memory = StackMemory(sizes.dtype, _row_sizes(sizes), _TOKEN_SCRATCH)  # what the tables below point to
-        self._layers = (_Layer * len(layers))(*[self._layer(layer, sizes) for layer in layers])
-        self._rotaries = (_Rotary * (1 + max(-1 if layer.rotary is None else layer.rotary for layer in layers)))()
+        mixers = [layer.mixer for layer in layers]
+        delta_nets = [mixer for mixer in mixers if isinstance(mixer, DeltaNetWeights)]
+        self._memory = StackMemory(sizes.dtype, _row_sizes(delta_nets, sizes), _TOKEN_SCRATCH)  # tables point there
+        self._mixers = [mixer.table(self._memory) for mixer in mixers]
+        tables = [self._layer(*pair, sizes) for pair in zip(layers, self._mixers, strict=True)]
+        self._layers = (_Layer * len(layers))(*tables)
+        self._rotaries = (_Rotary * (1 + max(_rotary_of(mixer) for mixer in mixers)))()
         self._stack = _Stack(
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
-            last_norm=self._memory.keep(last_norm), num_layers=len(layers), eps=sizes.eps, scale=sizes.scale,
-            soft_cap=sizes.soft_cap or 0.0, residual_multiplier=sizes.residual_multiplier,
-            activation=ACTIVATIONS.index(sizes.activation), is_layer_norm=sizes.is_layer_norm,
-            sees_later=not sizes.is_causal,
+            last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=_widest(delta_nets, sizes),
+            eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,
+            residual_multiplier=sizes.residual_multiplier, activation=ACTIVATIONS.index(sizes.activation),
+            is_layer_norm=sizes.is_layer_norm, gates_attention=sizes.gates_attention, sees_later=not sizes.is_causal,
             **{name: getattr(sizes, name) for name in _CONSTANTS},
         )  # fmt: skip
-        matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        self._max_tokens = None if all(map(_is_packed, matrices)) else MAX_COPIED_TOKENS
+        are_packed = all(_is_packed(matrix) for layer in layers for matrix in layer.matrices)
+        self._max_tokens = None if are_packed else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = structs.struct_function(
-            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, panel_matrix.Matrix, _Rotary
-        )
+            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, AttentionLayer, DeltaNetLayer,
+            panel_matrix.Matrix, _Rotary,
+        )  # fmt: skip
 
     @property
     def takes_any_width(self) -> bool:
@@ -144,17 +153,20 @@ class LayerStack:
         v_caches: Sequence[torch.Tensor],
         meta: AttentionMetadata,
         kept: torch.Tensor | None = None,
+        states: Sequence[Sequence[torch.Tensor]] = (),
     ) -> torch.Tensor:
-        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches.
+        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches, and the states.
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
-        k_caches, v_caches: [N, B, K, D] contiguous, one per layer, all of the layers' dtype or all of fp8. kept: int64
-        [S], ascending: only these tokens go on after the last layer's keys and values, and come out, [S, E].
+        k_caches, v_caches: [N, B, K, D] contiguous, one per layer that attends, all of the layers' dtype or all of fp8.
+        kept: int64 [S], ascending: only these tokens go on after the last layer has mixed, and come out, [S, E].
+        states: of each layer that keeps some; of a delta net [R, W - 1, C] of the layers' dtype and [R, H, D, V] of
+        float32, contiguous.
         """
         assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
         hidden_TE = torch.empty_like(residual_TE if kept is None else residual_TE[: len(kept)])
-        for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
-            layer.k_cache, layer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        self._set_caches(k_caches, v_caches)
+        self._set_states(states, meta)
         for entry, (cos, sin) in zip(self._rotaries, rotaries, strict=True):
             entry.cos, entry.sin, entry.dim = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
         stack = self._stack
@@ -168,24 +180,36 @@ class LayerStack:
         self._run(ctypes.byref(stack))
         return hidden_TE
 
+    def _set_caches(self, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor]) -> None:
+        attention = [mixer for mixer in self._mixers if isinstance(mixer, AttentionLayer)]
+        for mixer, k_cache, v_cache in zip(attention, k_caches, v_caches, strict=True):
+            mixer.k_cache, mixer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+
+    def _set_states(self, states: Sequence[Sequence[torch.Tensor]], meta: AttentionMetadata) -> None:
+        with_states, rows_S = [mixer for mixer in self._mixers if mixer.states], meta.rows_S
+        for mixer, tensors in zip(with_states, states, strict=True):
+            for name, tensor in zip(mixer.states, tensors, strict=True):
+                assert tensor.is_contiguous() and tensor.dtype in (self._memory.dtype, torch.float32)
+                setattr(mixer, name, tensor.data_ptr())
+        assert not with_states or (rows_S is not None and rows_S.is_contiguous()), "each sequence has a row of states"
+        self._stack.rows = None if rows_S is None else rows_S.data_ptr()
+
     def _set_copies(self, copies: torch.Tensor | None) -> None:
         assert copies is None or copies.is_contiguous()
         stack = self._stack
         stack.kv_copies, stack.num_copies = (None, 0) if copies is None else (copies.data_ptr(), copies.shape[1])
 
-    def _layer(self, layer: LayerWeights, sizes: StackSizes) -> _Layer:
-        q_norm, k_norm = layer.projection_norms or (None, None)
+    def _layer(self, layer: LayerWeights, mixer: ctypes.Structure, sizes: StackSizes) -> _Layer:
         norms = {
-            "input_norm": layer.input_norm, "mlp_norm": layer.mlp_norm, "qk_norm": layer.qk_norm,
-            "attention_out_norm": layer.attention_out_norm, "mlp_out_norm": layer.mlp_out_norm,
-            "q_norm": q_norm, "k_norm": k_norm,
+            "input_norm": layer.input_norm, "mlp_norm": layer.mlp_norm,
+            "mixer_out_norm": layer.mixer_out_norm, "mlp_out_norm": layer.mlp_out_norm,
         }  # fmt: skip
         memory = self._memory
         return _Layer(
-            qkv=memory.matrix(layer.qkv), o=memory.matrix(layer.o), down=memory.matrix(layer.down),
+            mixer=ctypes.addressof(mixer), mixer_kind=layer.mixer.kind, o=memory.matrix(layer.o),
             gate_up=memory.matrix(_padded_halves(layer.gate_up, sizes.intermediate_size)),
+            down=memory.matrix(layer.down),
             **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
-            window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
         )  # fmt: skip
 
 
@@ -203,17 +227,31 @@ def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
     return Matrix(halves[0], halves[1] if len(halves) > 1 else None)
 
 
-def _row_sizes(sizes: StackSizes) -> dict[str, int]:
-    """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
+def _rotary_of(mixer: AttentionWeights | DeltaNetWeights) -> int:
+    return mixer.rotary if isinstance(mixer, AttentionWeights) and mixer.rotary is not None else -1
+
+
+def _widest(delta_nets: Sequence[DeltaNetWeights], sizes: StackSizes) -> int:
+    """Numbers in the longest row that is multiplied."""
     width = sizes.num_heads * sizes.head_dim
-    widest = max(sizes.hidden_size, width, sizes.intermediate_size)
-    return {
+    return max(sizes.hidden_size, width, sizes.intermediate_size, *(one.value_dim for one in delta_nets))
+
+
+def _row_sizes(delta_nets: Sequence[DeltaNetWeights], sizes: StackSizes) -> dict[str, int]:
+    """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
+    width, widest = sizes.num_heads * sizes.head_dim, _widest(delta_nets, sizes)
+    qkv = width + 2 * sizes.num_kv_heads * sizes.head_dim
+    rows = {
         "x": sizes.hidden_size + -sizes.hidden_size % PAD,
-        "qkv": width + 2 * sizes.num_kv_heads * sizes.head_dim,
+        "qkv": 0 if sizes.gates_attention else qkv,
         "q": width,
         "attended": width + -width % PAD,
+        "projected": width + qkv if sizes.gates_attention else 0,
         "out": sizes.hidden_size,
         "gated": sizes.intermediate_size + -sizes.intermediate_size % PAD,
         "bytes": (widest + -widest % ROW_MULTIPLE) // sizes.dtype.itemsize,
         "row_scales": 4 // sizes.dtype.itemsize,
     }
+    for one in delta_nets:
+        rows |= {name: max(size, rows.get(name, 0)) for name, size in one.scratch.items()}
+    return rows

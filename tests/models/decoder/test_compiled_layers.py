@@ -18,7 +18,7 @@ from bulkrun.ops.cpu.layer_stack import MAX_COPIED_TOKENS, LayerStack
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.matmul.fp8 import FP8, raw_bytes
 from tests.models.load import load_model
-from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
+from tests.models.paged_driver import allocate_states, assert_same_tokens, forced_logits, make_metadata, tolerance_of
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
@@ -26,13 +26,15 @@ pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compi
 STACKED = [
     "llama_tied", "llama_mqa", "llama_biases", "llama_head_dim_80", "llama_rope_yarn", "mistral_sliding",
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
-    "gemma2", "gemma3", "olmo2", "olmo3",
+    "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied",
 ]  # fmt: skip
-NOT_STACKED = ["qwen3_moe", "mixtral", "gpt_oss"]
+NOT_STACKED = ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe", "qwen3_next"]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
 # either way is so far from the truth; rounding to bf16 at the same places, sums in another order
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 0.08}
+# of float64, in float32, are so far: the stack 1.1e-4, op by op 0.9e-4, transformers 1.4e-4
+TOLERANCE_OF_STATES = {torch.float32: 3e-4, torch.bfloat16: 0.08}
 
 
 def load(tmp_path: Path, variant: str, dtype: torch.dtype) -> Decoder:
@@ -58,6 +60,7 @@ def random_tokens(length: int, seed: int) -> list[int]:
 def prompt_logits(model: Decoder, tokens: list[int], kv_dtype: torch.dtype | None = None) -> torch.Tensor:
     table = list(range(1, 2 + len(tokens) // BLOCK_SIZE))
     cache = KVCache.allocate(model.config, len(table) + 1, BLOCK_SIZE, kv_dtype or model.dtype, "cpu")
+    allocate_states(model, cache, 1)
     meta = make_metadata([(0, len(tokens))], [table], BLOCK_SIZE, num_decode_seqs=0)
     return model.compute_logits(model(torch.tensor(tokens), torch.arange(len(tokens)), cache, meta))
 
@@ -74,7 +77,8 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
         reference = torch.cat(forced_logits(model, sequences, prompt_lens))
     with torch.inference_mode():
         exact = torch.cat([make_tiny_model(variant)(torch.tensor([tokens])).logits[0] for tokens in sequences])
-    torch.testing.assert_close(ours, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    tolerance = (TOLERANCE_OF_STATES if variant.startswith("qwen3_5") else TOLERANCE)[dtype]
+    torch.testing.assert_close(ours, reference, atol=tolerance, rtol=tolerance)
     if dtype == torch.float32:
         assert_same_tokens(ours, exact)
     else:
@@ -99,7 +103,7 @@ def test_an_fp8_cache_gives_what_op_by_op_gives_over_one(variant: str, dtype: to
 
 
 @pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2", "qwen3_5"])
 def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
     variant: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -110,12 +114,13 @@ def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
         tokens = random_tokens(length, seed=length)
         with torch.inference_mode():
             theirs = reference(torch.tensor([tokens])).logits[0]
-        torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=2e-4, rtol=0)
+        torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=tolerance_of(variant), rtol=0)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, tmp_path: Path) -> None:
-    model, reference = load(tmp_path, "llama_biases", torch.float32), make_tiny_model("llama_biases")
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5"])
+def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_threads: int, tmp_path: Path) -> None:
+    model, reference = load(tmp_path, variant, torch.float32), make_tiny_model(variant)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -123,14 +128,14 @@ def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, 
             tokens = random_tokens(length, seed=length)
             with torch.inference_mode():
                 theirs = reference(torch.tensor([tokens])).logits[0]
-            torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=2e-4, rtol=0)
+            torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=tolerance_of(variant), rtol=0)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2", "qwen3_5"])
 def test_two_threads_give_the_bits_of_one(
     variant: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:

@@ -92,10 +92,13 @@ def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, varian
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_layers_over_panels_run_as_one_call_with_the_bits_of_any_chunks(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("variant", ["llama_whole_panels", "qwen3_5_whole_panels"])
+def test_layers_over_panels_run_as_one_call_with_the_bits_of_any_chunks(
+    tmp_path: Path, variant: str, dtype: torch.dtype
+) -> None:
     if not can_pack_panels(torch.empty(32, 32, dtype=dtype)):
         pytest.skip(f"this processor has no panels of {dtype}")
-    path = save_tiny_model(tmp_path, "llama_whole_panels")
+    path = save_tiny_model(tmp_path, variant)
     model = load_model(path, dtype=dtype, device="cpu", deterministic=True)
     assert isinstance(model, InvariantModel) and model.model.layer_stack is not None
     results = [forced_logits(model, SEQUENCES, PROMPT_LENS, seed=seed) for seed in range(3)]

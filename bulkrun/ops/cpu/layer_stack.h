@@ -1,0 +1,55 @@
+// What a decoder's step is given as: its layers, and the memory that they work in. Mirror: layer_stack.py.
+#pragma once
+
+#include "matrix.h"
+#include "panel_matrix.h"
+
+constexpr int PAD = 32;  // numbers
+
+// A mixer is what brings the tokens of a sequence together: attention, or what stands in its place.
+enum MixerKind { ATTENTION, DELTA_NET };
+
+struct Layer {
+    const void* mixer;  // an AttentionLayer or a DeltaNetLayer
+    int64_t mixer_kind;
+    Matrix o, gate_up, down;
+    const void *input_norm, *mlp_norm;          // before mixer and MLP; null: none
+    const void *mixer_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
+};
+
+struct Rotary {
+    const void *cos, *sin;
+    int64_t dim;
+};
+
+struct Stack {
+    const Layer* layers;
+    const Rotary* rotaries;
+    const void* last_norm;
+    void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
+    void *q, *attended;                              // scratch: a row per token
+    void *projected, *ba, *convolved, *corrected;    // the same: what mixers read once it is there for all tokens
+    void *x, *qkv, *out, *gated;                     // scratch: THREAD_ROWS per thread; what is multiplied is padded
+    void *bytes, *row_scales;                        // the same, of what is multiplied where weights are bytes
+    const int64_t *slots, *rows, *kv_copies, *kept;  // kv_copies: [2, num_copies]; kept: null for all tokens
+    const int32_t *block_tables, *context_lens, *cu_seqlens_q;
+    int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
+    int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
+    int64_t widest;  // numbers in the longest row that is multiplied
+    float eps, scale, soft_cap, residual_multiplier;
+    int32_t activation;       // SILU, GELU_TANH or GELU
+    int32_t is_layer_norm;    // 0: norms are of root mean squares
+    int32_t gates_attention;  // its queries come behind gates of what it gives
+    int32_t sees_later;       // see paged_attention.h
+    int32_t has_fp8_cache;    // 0: it holds what goes through the layers
+    int32_t num_threads;
+
+    long x_stride() const { return round_up(hidden_size, PAD); }
+};
+
+// What a mixer gives, a row per token.
+template <class T>
+struct Mixed {
+    T* rows;
+    long stride;
+};
