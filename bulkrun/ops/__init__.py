@@ -16,7 +16,7 @@ from bulkrun.ops.attention.paged_attention import paged_attention as _paged_atte
 from bulkrun.ops.attention.rotary import rotary_cos_sin
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.experts.expert_pairs import expert_by_expert, gated, of_expert
+from bulkrun.ops.experts.expert_pairs import ExpertActivation, expert_by_expert, gated, of_expert
 from bulkrun.ops.experts.grouped_experts import sum_by_token
 from bulkrun.ops.experts.moe import (
     ExpertWeights,
@@ -25,9 +25,9 @@ from bulkrun.ops.experts.moe import (
     fp8_experts,
     fused_experts,
     pack_experts,
-    route_top_k,
     waits_for_gpu,
 )
+from bulkrun.ops.experts.routing import route_by_sigmoid, route_top_k
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
 from bulkrun.ops.linear_attention.causal_conv import causal_conv as _causal_conv
@@ -42,6 +42,7 @@ from bulkrun.ops.matmul.int8_linear import int8_linear as _int8_linear
 from bulkrun.ops.matmul.invariant_linear import invariant_linear as _invariant_linear
 from bulkrun.ops.matmul.invariant_linear import is_invariant_linear, make_panels
 from bulkrun.ops.matmul.linear import linear, pack_linear_weight
+from bulkrun.ops.relu_squared import relu_squared
 from bulkrun.ops.rms_norm import add_rms_norm as _add_rms_norm
 from bulkrun.ops.rms_norm import rms_norm as _rms_norm
 from bulkrun.ops.sampling.draw_tokens import draw_tokens as _draw_tokens
@@ -83,6 +84,7 @@ token_logprobs = by_device(_token_logprobs)
 __all__ = [
     "AttentionMetadata",
     "ClampedSwiglu",
+    "ExpertActivation",
     "ExpertWeights",
     "Fp8Weight",
     "StepBuffers",
@@ -121,8 +123,10 @@ __all__ = [
     "packed_attention",
     "paged_attention",
     "quantize_rows",
+    "relu_squared",
     "rms_norm",
     "rotary_cos_sin",
+    "route_by_sigmoid",
     "route_top_k",
     "silu_mul",
     "state_space",

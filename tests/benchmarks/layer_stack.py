@@ -52,7 +52,7 @@ def step_of(model: Decoder, num_tokens: int) -> Callable[[], object]:
     tables = [list(range(1 + seq * width, 1 + (seq + 1) * width)) for seq in range(num_tokens)]
     cache = KVCache.allocate(model.config, 1 + num_tokens * width, BLOCK_SIZE, model.dtype, "cpu")
     cache.states = RecurrentState.allocate(model.config, num_tokens, model.dtype, "cpu")
-    states = [tensor for state in cache.states for tensor in (state.conv_RWC, state.delta_RHDV)]
+    states = [tensor for state in cache.states for tensor in state.tensors]
     for tensor in (*cache.k, *cache.v, *states):
         tensor.fill_(0.5)  # memory of its own: what nobody has written is one page of zeros, and always in the cache
     meta = make_metadata([(CONTEXT - 1, CONTEXT)] * num_tokens, tables, BLOCK_SIZE, num_tokens)

@@ -22,6 +22,13 @@ NAMES = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
+    "lfm2_biases",
+    "lfm2_moe",
+    "lfm3",
+    "granite_h",
+    "granite_h_moe",
+    "nemotron_h",
+    "nemotron_h_moe",
     "mixtral",
     "gpt_oss",
     "gpt_oss_whole_panels",
@@ -84,15 +91,16 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     "settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 33, "max_num_seqs": 20}], ids=str
 )
 @pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("variant", ["qwen3_5", "lfm2", "granite_h"])
 def test_sequences_that_begin_with_a_kept_state_are_the_same(
-    make_engine: EngineFactory, ahead: bool, settings: dict[str, int]
+    make_engine: EngineFactory, variant: str, ahead: bool, settings: dict[str, int]
 ) -> None:
     long = [3 + 13 * n % (VOCAB_SIZE - 3) for n in range(70)]
     prompts = [[*long, *[20 + group] * 50, *range(5, 7 + 3 * k)] for group in range(3) for k in range(3)]
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
     requests = [Request(f"r{i}", prompt, params) for i, prompt in enumerate([*prompts, prompts[-1]])]
-    alone = run(make_engine("qwen3_5", enable_prefix_caching=False), requests)
-    engine = make_engine("qwen3_5", async_scheduling=ahead, **settings)
+    alone = run(make_engine(variant, enable_prefix_caching=False), requests)
+    engine = make_engine(variant, async_scheduling=ahead, **settings)
     shared = run(engine, requests)
     assert {name: one.token_ids for name, one in shared.items()} == {name: one.token_ids for name, one in alone.items()}
     assert engine.stats().num_cached_tokens > 600

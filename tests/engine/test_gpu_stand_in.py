@@ -86,12 +86,13 @@ def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_
     assert not gpu.waits
 
 
-def test_captured_steps_bring_states_forward(make_engine: EngineFactory) -> None:
+@pytest.mark.parametrize("variant", ["qwen3_5", "lfm2_biases", "granite_h", "nemotron_h"])
+def test_captured_steps_bring_states_forward(make_engine: EngineFactory, variant: str) -> None:
     """With a prefix long enough that its state is kept."""
     asked = [one_token(), *(Request(f"long{n}", [*range(3, 38), 90 + n], GREEDY) for n in range(2))]
-    expected = by_transformers("qwen3_5", asked)
+    expected = by_transformers(variant, asked) | tokens(make_engine(variant), asked[:1])  # written outside, too
     with gpu_stand_in() as gpu:
-        engine = make_engine("qwen3_5", device="cuda", **SMALL)
+        engine = make_engine(variant, device="cuda", **SMALL)
         gpu.waits.clear()
         assert tokens(engine, asked) == expected
     assert engine.stats().num_cached_tokens == 32

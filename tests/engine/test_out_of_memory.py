@@ -29,7 +29,7 @@ from tests.models.tiny_models import VOCAB_SIZE
 MAX_TOKENS = 15
 SHARED = [(3 * k * k + 7) % (VOCAB_SIZE - 3) + 3 for k in range(21)]
 PROMPTS = [[(7 * n + 5 * k * k) % (VOCAB_SIZE - 3) + 3 for k in range(1 + 6 * n)] for n in range(6)]
-VARIANTS = ["llama", "qwen3_5"]  # one with keys and values alone, one with states
+VARIANTS = ["llama", "lfm2", "granite_h"]  # one with keys and values alone, others with states of two kinds
 PROMPTS += [[*SHARED, n + 3, n + 9] for n in range(3)]
 CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
 

@@ -46,8 +46,8 @@ def allocate_states(model: Decoder, cache: KVCache, num_rows: int) -> None:
     """Room for the states of so many sequences, full of what is no number."""
     cache.states = RecurrentState.allocate(model.config, num_rows, model.dtype, model.device)
     for state in cache.states:
-        state.conv_RWC.fill_(float("nan"))
-        state.delta_RHDV.fill_(float("nan"))
+        for rows in state.tensors:
+            rows.fill_(float("nan"))
 
 
 def tolerance_of(variant: str) -> float:

@@ -78,21 +78,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "glm4_moe": ("Glm4MoeForCausalLM", _GROUPED | {"head_dim": 16}),
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
-    "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "granitemoehybrid": (
-        "GraniteMoeHybridForCausalLM",
-        MULTIPLIERS
-        | {
-            "layer_types": ["attention"] * 3,
-            "position_embedding_type": "rope",
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "shared_intermediate_size": 72,
-            "mamba_d_state": 16,
-            "mamba_n_heads": 12,
-            "mamba_d_head": 8,
-        },
-    ),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
     "minicpm3": ("MiniCPM3ForCausalLM", _LATENT),

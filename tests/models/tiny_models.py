@@ -71,6 +71,38 @@ DELTA_NET = {
 }
 _SHARED_EXPERT = {**_EXPERTS, "num_experts": 5, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
 
+_LFM2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "block_auto_adjust_ff_dim": False,
+    "block_multiple_of": 8,
+    "tie_word_embeddings": True,
+}
+
+GRANITE_H = {
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 72,
+    "mamba_n_heads": 2,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    **MULTIPLIERS,
+}
+
+NEMOTRON_H = {
+    "layers_block_type": ["mamba", "mlp", "mamba", "attention", "mlp"],
+    "num_hidden_layers": None,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "time_step_min": 1e-30,  # transformers keeps steps above it in prompts alone
+}
+
 # name -> (architecture, what differs from SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -118,6 +150,48 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_tied": ("Qwen3_5ForCausalLM", DELTA_NET | {"tie_word_embeddings": True, "linear_num_value_heads": 2}),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", DELTA_NET | _SHARED_EXPERT),
     "qwen3_next": ("Qwen3NextForCausalLM", DELTA_NET | _SHARED_EXPERT | {"mlp_only_layers": [1]}),
+    "lfm2": ("Lfm2ForCausalLM", _LFM2),
+    "lfm2_biases": (
+        "Lfm2ForCausalLM",
+        _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": True},
+    ),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", _LFM2 | _EXPERTS | {"num_experts": 6, "num_dense_layers": 1}),
+    "lfm3": (
+        "Lfm3ForCausalLM",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention", "conv"],
+            "head_dim": 16,
+            "conv_L_cache": 5,
+            "pad_token_id": 0,
+            "sliding_window": 11,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron_h": ("NemotronHForCausalLM", NEMOTRON_H),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        NEMOTRON_H
+        | {
+            "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba", "mlp"],
+            "n_routed_experts": 6,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "granite_moe": (
+        "GraniteMoeForCausalLM",
+        MULTIPLIERS | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+    "granite_h": ("GraniteMoeHybridForCausalLM", GRANITE_H),
+    "granite_h_moe": (
+        "GraniteMoeHybridForCausalLM",
+        GRANITE_H
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32, "mamba_proj_bias": True}
+        | {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_conv_bias": False},
+    ),
+    "granite_4": ("GraniteMoeHybridForCausalLM", GRANITE_H | {"layer_types": ["attention"] * 4}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss": ("GptOssForCausalLM", _GPT_OSS),
     "gpt_oss_whole_panels": (

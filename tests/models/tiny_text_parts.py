@@ -48,6 +48,11 @@ TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {"model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True, **_EXPERTS},
         _INTERN,
     ),
+    "lfm2_vl": (
+        "Lfm2VlForConditionalGeneration",
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True},
+        _SIGLIP | {"model_type": "siglip2_vision_model"},
+    ),
     "llava": ("LlavaForConditionalGeneration", {"model_type": "llama"}, _CLIP),
     "llava_next": ("LlavaNextForConditionalGeneration", {"model_type": "mistral"}, _CLIP),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", {"model_type": "qwen2"}, _SIGLIP),

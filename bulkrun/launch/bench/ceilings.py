@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 from bulkrun.errors import UsageError
@@ -67,10 +68,8 @@ class ModelCost:
             num_parameters=body + lm_head * (1 if config.tie_word_embeddings else 2),
             attention_width=config.num_heads * config.head_dim,
             kv_bytes=2 * config.num_kv_heads * config.head_dim * kv_itemsize,
-            windows=tuple(
-                window for layer, window in enumerate(config.sliding_windows) if not _has_state(config, layer)
-            ),
-            state_bytes=0 if config.delta_net is None else 2 * config.delta_net.bytes_per_sequence(kv_itemsize),
+            windows=tuple(compress(config.sliding_windows, config.attends)),
+            state_bytes=0 if config.recurrence is None else 2 * config.recurrence.bytes_per_sequence(kv_itemsize),
         )
 
 
@@ -119,21 +118,28 @@ def attended(num_tokens: int, window: int | None) -> int:
     return inside * (inside + 1) // 2 + (num_tokens - inside) * inside
 
 
-def _has_state(config: DecoderConfig, layer: int) -> bool:
-    return config.delta_net is not None and config.delta_net.layers[layer]
-
-
 def _layer_weights(config: DecoderConfig, layer: int) -> int:
     """Weights that one token is multiplied with; of a mixture of experts those it is sent to, and the router.
 
-    What the gated delta rule does with its state is left out: a hundredth of it.
+    What is done with a state is left out, and what tells how: a hundredth of it.
     """
-    hidden, moe, net = config.hidden_size, config.moe, config.delta_net
+    if config.mlp_alone is None:
+        return _attention_weights(config, layer) + _mlp_weights(config, layer)
+    return _mlp_weights(config, layer) if config.mlp_alone[layer] else _attention_weights(config, layer)
+
+
+def _attention_weights(config: DecoderConfig, layer: int) -> int:
+    hidden, kind = config.hidden_size, config.recurrence
+    if kind is not None and kind.layers[layer]:
+        return sum(rows * columns for rows, columns in kind.projection_shapes(hidden))
     num_q = config.num_heads * (3 if config.gates_attention else 2)  # queries and outputs, and the gates
-    attention = hidden * config.head_dim * (num_q + 2 * config.num_kv_heads)
-    if net is not None and net.layers[layer]:
-        attention = hidden * (net.conv_dim + 2 * net.value_dim + 2 * net.num_value_heads)
+    return hidden * config.head_dim * (num_q + 2 * config.num_kv_heads)
+
+
+def _mlp_weights(config: DecoderConfig, layer: int) -> int:
+    hidden, moe = config.hidden_size, config.moe
+    num_matrices = 2 if config.activation == "relu2" else 3
     if moe is None or not moe.sparse_layers[layer]:
-        return attention + 3 * hidden * config.intermediate_size
-    shared = 0 if moe.shared_size is None else 3 * hidden * moe.shared_size
-    return attention + shared + hidden * (3 * moe.intermediate_size * moe.num_experts_per_tok + moe.num_experts)
+        return num_matrices * hidden * config.intermediate_size
+    sizes = moe.intermediate_size * moe.num_experts_per_tok + (moe.shared_size or 0)
+    return hidden * (num_matrices * sizes + moe.num_experts)

@@ -33,7 +33,8 @@ _PASSES = {  # over tensors as large as the result
 }  # fmt: skip
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
 _PRODUCTS = (  # modules, by their attribute
-    "qkv_proj", "qkvz_proj", "ba_proj", "o_proj", "gate_up_proj", "down_proj", "router", "lm_head",
+    "qkv_proj", "qkvz_proj", "in_proj", "ba_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj", "router",
+    "lm_head",
 )  # fmt: skip
 
 

@@ -3,55 +3,75 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
-_QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 128}
-_GPT_OSS = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "rms_norm_eps": 1e-5, "head_dim": 64}
-_QWEN3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6}
-SHAPE_NAMES = ("llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "qwen3.5-9b", "gpt-oss-20b", "llama-20m")
 _MIN_POSITIONS = 8192
 
 
-def write_shape(name: str, folder: Path, *, dtype: str, max_model_len: int) -> Path:
-    """Write the config.json of a shape into `folder`, which is then a model for `load_format: dummy`; returns it."""
-    config = _sizes(name) | {
-        "torch_dtype": dtype,
-        "max_position_embeddings": max(max_model_len, _MIN_POSITIONS),
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
-
-
-def _sizes(name: str) -> dict[str, Any]:
-    if name == "llama-3.1-8b":
-        sizes = _shape(4096, 14336, 32, 32, 8, 128256)
-        return _LLAMA | sizes | {"rope_theta": 500000.0, "tie_word_embeddings": False}
-    if name == "qwen3-8b":
-        sizes = _shape(4096, 12288, 36, 32, 8, 151936)
-        return _QWEN3 | sizes | {"rope_theta": 1000000.0, "tie_word_embeddings": False}
-    if name == "qwen3-0.6b":
-        sizes = _shape(1024, 3072, 28, 16, 8, 151936)
-        return _QWEN3 | sizes | {"rope_theta": 1000000.0, "tie_word_embeddings": True}
-    if name == "qwen3.5-9b":
-        return _QWEN3_5 | _shape(4096, 12288, 32, 16, 4, 248320) | {"tie_word_embeddings": False}
-    if name == "gpt-oss-20b":
-        experts = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
-        return _GPT_OSS | _shape(2880, 2880, 24, 64, 8, 201088) | experts | {"tie_word_embeddings": False}
-    assert name == "llama-20m", f"no shape {name}"
-    return _LLAMA | _shape(384, 1024, 8, 6, 2, 8192) | {"rope_theta": 10000.0, "tie_word_embeddings": False}
-
-
-def _shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> dict[str, int]:
+def _shape(
+    architecture: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, **keys: Any
+) -> Mapping[str, Any]:
     return {
+        "architectures": [architecture],
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "vocab_size": vocab,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        **keys,
     }
+
+
+_EXPERTS_OF_GPT_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
+_SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.1-8b": _shape(
+        "LlamaForCausalLM", 4096, 14_336, 32, 32, 8, 128_256, model_type="llama", rms_norm_eps=1e-5, rope_theta=5e5
+    ),
+    "qwen3-8b": _shape(
+        "Qwen3ForCausalLM", 4096, 12_288, 36, 32, 8, 151_936, model_type="qwen3", head_dim=128, rope_theta=1e6
+    ),
+    "qwen3-0.6b": _shape(
+        "Qwen3ForCausalLM", 1024, 3072, 28, 16, 8, 151_936, model_type="qwen3", head_dim=128, rope_theta=1e6,
+        tie_word_embeddings=True,
+    ),
+    "qwen3.5-9b": _shape("Qwen3_5ForCausalLM", 4096, 12_288, 32, 16, 4, 248_320, model_type="qwen3_5_text"),
+    "gpt-oss-20b": _shape(
+        "GptOssForCausalLM", 2880, 2880, 24, 64, 8, 201_088, model_type="gpt_oss", rms_norm_eps=1e-5, head_dim=64,
+        **_EXPERTS_OF_GPT_OSS,
+    ),
+    "nemotron-nano-9b-v2": _shape(
+        "NemotronHForCausalLM", 4480, 15_680, 56, 40, 8, 131_072, model_type="nemotron_h", mamba_head_dim=80,
+        hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    ),
+    "granite-4.0-h-tiny": _shape(
+        "GraniteMoeHybridForCausalLM", 1536, 512, 40, 12, 4, 100_352, model_type="granitemoehybrid", rms_norm_eps=1e-5,
+        layer_types=["attention" if layer % 10 == 5 else "mamba" for layer in range(40)], tie_word_embeddings=True,
+        num_local_experts=64, num_experts_per_tok=6, shared_intermediate_size=1024, mamba_n_heads=48,
+        mamba_d_state=128, embedding_multiplier=12, residual_multiplier=0.22, attention_multiplier=0.0078125,
+        logits_scaling=6,
+    ),
+    "lfm2-1.2b": _shape(
+        "Lfm2ForCausalLM", 2048, 12_288, 16, 32, 8, 65_536, model_type="lfm2", full_attn_idxs=[2, 5, 8, 10, 12, 14],
+        tie_word_embeddings=True,
+    ),
+    "llama-20m": _shape("LlamaForCausalLM", 384, 1024, 8, 6, 2, 8192, model_type="llama", rms_norm_eps=1e-5),
+}  # fmt: skip
+SHAPE_NAMES = (*_SHAPES,)
+
+
+def write_shape(name: str, folder: Path, *, dtype: str, max_model_len: int) -> Path:
+    """Write the config.json of a shape into `folder`, which is then a model for `load_format: dummy`; returns it."""
+    config = {
+        **_SHAPES[name],
+        "torch_dtype": dtype,
+        "max_position_embeddings": max(max_model_len, _MIN_POSITIONS),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

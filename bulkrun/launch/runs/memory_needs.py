@@ -39,8 +39,8 @@ class MemoryNeeds:
         if not prepared.spec.generates:
             return cls(weight_bytes, kv_dtype, None, None)
         token = model.kv_size * _ITEMSIZE[kv_dtype]
-        net = model.delta_net if isinstance(model, DecoderConfig) else None
-        state = 0 if net is None else net.bytes_per_sequence(_ITEMSIZE[dtype])
+        kind = model.recurrence if isinstance(model, DecoderConfig) else None
+        state = 0 if kind is None else kind.bytes_per_sequence(_ITEMSIZE[dtype])
         row = state + token * _mean_row(counters, prepared.spec.sampled.generations)
         return cls(weight_bytes, kv_dtype, token, row, state)
 

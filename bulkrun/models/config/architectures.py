@@ -22,6 +22,8 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
     },
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
+    "Lfm3VlForConditionalGeneration": {"lfm3": "Lfm3ForCausalLM"},
     "LlavaForConditionalGeneration": _LLAVA,
     "LlavaNextForConditionalGeneration": _LLAVA,
     "LlavaOnevisionForConditionalGeneration": _LLAVA,

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number
-from bulkrun.models.config.layer_kinds import linear_layers
+from bulkrun.models.config.recurrence import Recurrence
 
 _SIZES = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )  # fmt: skip
-STATE_ITEMSIZE = 4  # float32: what is added to it a thousand times must not be rounded each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNetConfig:
-    """Sizes of the layers that keep a state of one size for each sequence, and which layers these are."""
+class DeltaNetConfig(Recurrence):
+    """Sizes of gated delta nets (Qwen3.5)."""
 
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
-    conv_width: int  # tokens that the convolution before it sees, the token itself included
-    layers: tuple[bool, ...]  # per layer; the others have attention
 
     @property
     def key_dim(self) -> int:
@@ -40,26 +36,22 @@ class DeltaNetConfig:
         return self.num_value_heads * self.value_head_dim
 
     @property
-    def state_shapes(self) -> tuple[tuple[int, int], tuple[int, int, int]]:
-        """What one layer keeps of a sequence: the convolution's last inputs, and a matrix for each value head."""
-        conv = self.conv_width - 1, self.conv_dim
-        return conv, (self.num_value_heads, self.key_head_dim, self.value_head_dim)
-
-    def bytes_per_sequence(self, itemsize: int) -> int:
-        """Bytes of one sequence's states over all layers; `itemsize` of the model's dtype."""
-        conv, delta = self.state_shapes
-        return sum(self.layers) * (math.prod(conv) * itemsize + math.prod(delta) * STATE_ITEMSIZE)
-
-    @property
     def conv_dim(self) -> int:
-        """Channels that go through the convolution: queries, keys and values."""
+        """Queries, keys and values."""
         return 2 * self.key_dim + self.value_dim
 
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """A matrix for each value head."""
+        return self.num_value_heads, self.key_head_dim, self.value_head_dim
 
-def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig | None:
-    """The delta nets that the keys of a config.json ask for, if any. Raises ModelError for sizes that do not fit."""
-    if "full_attention_interval" not in keys:
-        return None
+    def projection_shapes(self, hidden_size: int) -> list[tuple[int, int]]:
+        """Queries, keys, values and gates; the output."""
+        return [(self.conv_dim + self.value_dim, hidden_size), (hidden_size, self.value_dim)]
+
+
+def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
+    """The delta nets that the keys of a config.json ask for. Raises ModelError for sizes that do not fit."""
     for name in _SIZES:
         check_number(name, keys[name], int)
     num_key_heads, num_value_heads, key_head_dim, value_head_dim, conv_width = (keys[name] for name in _SIZES)
@@ -74,5 +66,5 @@ def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig | None:
         key_head_dim=key_head_dim,
         value_head_dim=value_head_dim,
         conv_width=conv_width,
-        layers=linear_layers(keys),
+        layers=tuple(keys["linear_layers"]),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.family import Family, check_number
+from bulkrun.models.config.family import Family, Scores, check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,12 @@ class MoEConfig:
     renormalize: bool  # the weights of a token's experts sum to 1
     sparse_layers: tuple[bool, ...]  # per layer; the others have a dense MLP
     has_biases: bool = False  # the router and the experts
-    shared_size: int | None = None  # width of the expert that all tokens have, behind a gate of its own
+    shared_size: int | None = None  # width of the expert that all tokens have
+    gates_shared: bool = True  # it has a gate of its own
+    routes_in_float32: bool = False
+    scores: Scores = "softmax"
+    has_score_bias: bool = False  # which chooses experts and does not weigh them
+    weights_scale: float = 1.0
     swiglu: tuple[float, float] | None = None  # alpha and limit (`ops.ClampedSwiglu`); None: SiLU
 
 
@@ -45,6 +50,11 @@ def moe_of(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
             layer not in dense and (layer + 1) % step == 0 for layer in range(keys["num_hidden_layers"])
         ),
         has_biases=family.has_expert_biases,
+        gates_shared=family.gates_shared_expert,
+        routes_in_float32=family.routes_in_float32,
+        scores=family.expert_scores,
+        has_score_bias=bool(keys.get("use_expert_bias")),
+        weights_scale=float(keys.get("routed_scaling_factor", 1.0)),
         shared_size=_shared_size(keys),
         swiglu=_swiglu(keys),
     )

@@ -1,7 +1,7 @@
 """The table of decoder families: one row per architecture, everything else about a family is a flag. Torch-free.
 
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
-meaning for it, whatever the file says.
+meaning for it, whatever the file says. Those of which some layers keep a state stand in `hybrid_families`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.models.config.family import Family
+from bulkrun.models.config.hybrid_families import HYBRIDS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
@@ -26,25 +27,11 @@ _GEMMA: Mapping[str, Any] = {
     "use_bidirectional_attention": False,
     **_WINDOW,
 }
-# three layers of linear attention to one of attention, where positions turn a quarter of a head
-_DELTA_NET: Mapping[str, Any] = {
-    "head_dim": 256,
-    "max_position_embeddings": 32_768,
-    "partial_rotary_factor": 0.25,
-    "attention_bias": False,
-    "layer_types": None,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_DELTA_NET_MOE: Mapping[str, Any] = _DELTA_NET | {
-    "num_key_value_heads": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "intermediate_size": 512,  # of dense layers, if there are any
+_GRANITE: Mapping[str, Any] = {
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
 }
 
 FAMILIES: Mapping[str, Family] = {
@@ -97,43 +84,6 @@ FAMILIES: Mapping[str, Family] = {
             "mlp_only_layers": None,
         },
         qk_norm="head",
-    ),
-    "Qwen3_5ForCausalLM": Family(
-        "qwen3_5_text",
-        "Qwen3.5 (dense; the text part)",
-        "gated delta nets, gated attention in every fourth layer",
-        _DELTA_NET | {"num_key_value_heads": 4},
-        qk_norm="head",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        gates_attention=True,
-    ),
-    "Qwen3_5MoeForCausalLM": Family(
-        "qwen3_5_moe_text",
-        "Qwen3.5 (mixture of experts; the text part)",
-        "as Qwen3.5, a shared expert beside those of each token",
-        _DELTA_NET_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
-        qk_norm="head",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        gates_attention=True,
-    ),
-    "Qwen3NextForCausalLM": Family(
-        "qwen3_next",
-        "Qwen3-Next, Qwen3-Coder-Next",
-        "as Qwen3.5, a shared expert beside those of each token",
-        _DELTA_NET_MOE
-        | {
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": None,
-        },
-        qk_norm="head",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        gates_attention=True,
     ),
     "GemmaForCausalLM": Family(
         "gemma",
@@ -276,12 +226,12 @@ FAMILIES: Mapping[str, Family] = {
         "granite",
         "Granite 3.x (dense)",
         "multipliers of embeddings, residuals, attention and logits",
-        {
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        }
-        | _BIASES,
+        _GRANITE | _BIASES,
     ),
-}
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        "Granite 3.x (mixture of experts)",
+        "as Granite, mixture of experts",
+        _GRANITE | {"attention_bias": False, "num_experts": 8, "num_experts_per_tok": 2},
+    ),
+} | HYBRIDS

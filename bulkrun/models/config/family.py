@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.recurrence import Recurrence
 
 NormPlacement = Literal["pre", "post", "sandwich"]
+Scores = Literal["softmax", "sigmoid"]  # of a mixture's experts: over all of them, or of each by itself
 QKNorm = Literal["none", "head", "projection"]
 
 
@@ -28,8 +30,15 @@ class Family:
     scales_embeddings: bool = False  # by the square root of hidden_size
     has_sinks: bool = False  # attention's softmax has a learned score beside those of the keys
     has_expert_biases: bool = False  # of a mixture's router and experts
+    gates_shared_expert: bool = True
+    routes_in_float32: bool = False  # to experts
+    expert_scores: Scores = "softmax"
     gates_attention: bool = False  # each query head comes with a gate for what it finds
+    gates_heads: bool = False  # one number does for each head
     rope: Mapping[str, Any] = field(default_factory=dict)  # where the file says nothing of its scaling
+    # the file's keys in the words of the others, and what layers that keep a state are by the keys that are read
+    in_common_words: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    recurrence: Callable[[Mapping[str, Any]], Recurrence] | None = None
 
 
 _COMMON_KEYS: Mapping[str, Any] = {

@@ -51,8 +51,6 @@ TRIED: Mapping[str, str] = {
     "Glm4MoeForCausalLM": "GLM 4.5 to 4.7",
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
-    "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
-    "GraniteMoeHybridForCausalLM": "Granite 4.0 (dense; those of attention alone)",
     "GraniteMoeSWAForCausalLM": "Granite Swash (mixture of experts)",
     "GraniteMoeSharedForCausalLM": "Granite (mixture with shared experts)",
     "GraniteSWAForCausalLM": "Granite Swash (dense)",
@@ -95,8 +93,8 @@ TRIED: Mapping[str, str] = {
 UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
     "state space, recurrent, hybrid": (
-        "Mamba, RWKV, Jamba, Falcon-H1, LFM2 ...",
-        "a state of another kind than Qwen3.5's",
+        "Mamba alone, RWKV, Jamba, Falcon-H1 ...",
+        "a state of another kind than those of Qwen3.5, LFM2 and Granite 4.0, or no attention at all",
     ),
     "sparse attention": (
         "DeepSeek V3.2 and V4, GLM-5, MiniMax M3 ...",

@@ -11,7 +11,7 @@ from bulkrun.models.config.family import check_number
 
 def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Each layer's window; None: full attention."""
-    if "full_attention_interval" in keys:
+    if "linear_layers" in keys and not keys.get("sliding_layers"):
         return (None,) * keys["num_hidden_layers"]
     window = keys.get("sliding_window")
     if not keys.get("use_sliding_window", True):
@@ -35,8 +35,10 @@ def windows_both_ways(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
 def _slides(keys: Mapping[str, Any]) -> list[bool]:
     """Which layers have the window, where there is one."""
     layers = range(keys["num_hidden_layers"])
+    if keys.get("sliding_layers"):
+        return list(keys["sliding_layers"])
     if keys.get("layer_types") is not None:
-        return [_is_sliding(kind) for kind in _of_layers(keys, "layer_types")]
+        return [_is_sliding(kind) for kind in of_layers(keys, "layer_types")]
     if "max_window_layers" in keys:
         return [layer >= keys["max_window_layers"] for layer in layers]
     if "sliding_window_pattern" in keys:
@@ -46,8 +48,11 @@ def _slides(keys: Mapping[str, Any]) -> list[bool]:
     return [True for _ in layers]
 
 
-def _of_layers(keys: Mapping[str, Any], name: str) -> list[Any]:
-    """A list with a value for each layer. One of a model that was cut by its number of layers may go on."""
+def of_layers(keys: Mapping[str, Any], name: str) -> list[Any]:
+    """A key's list with a value for each layer. One of a model that was cut by its number of layers may go on.
+
+    Raises ModelError for a shorter one.
+    """
     num_layers, values = keys["num_hidden_layers"], list(keys[name])
     if len(values) < num_layers:
         raise ModelError(f"key {name!r} has {len(values)} values for {num_layers} layers; download the model again")
@@ -63,23 +68,11 @@ def _is_sliding(layer_type: str) -> bool:
 def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
     """Which layers turn their queries and keys."""
     num_layers = keys["num_hidden_layers"]
-    if "full_attention_interval" in keys:
-        return tuple(not is_linear for is_linear in linear_layers(keys))
+    if keys.get("position_embedding_type", "rope") != "rope":
+        return (False,) * num_layers
+    if "linear_layers" in keys:
+        return tuple(not is_linear for is_linear in keys["linear_layers"])
     if keys.get("no_rope_layers") is not None:  # despite its name, 1 is for layers with RoPE
-        return tuple(bool(has_rope) for has_rope in _of_layers(keys, "no_rope_layers"))
+        return tuple(bool(has_rope) for has_rope in of_layers(keys, "no_rope_layers"))
     interval = keys.get("no_rope_layer_interval", num_layers + 1)
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-
-
-def linear_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which layers have linear attention, which keeps a state. Raises ModelError unless some have and some have not."""
-    layers, interval = range(keys["num_hidden_layers"]), keys["full_attention_interval"]
-    check_number("full_attention_interval", interval, int)
-    kinds = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in layers]
-    if keys.get("layer_types") is not None:
-        kinds = _of_layers(keys, "layer_types")
-    if others := {*kinds} - {"linear_attention", "full_attention"}:
-        raise ModelError(f"layer type {min(others)!r} is not supported; linear_attention and full_attention are")
-    if "full_attention" not in kinds:
-        raise ModelError(f"none of {len(kinds)} layers has full_attention, and at least one must have it")
-    return tuple(kind == "linear_attention" for kind in kinds)

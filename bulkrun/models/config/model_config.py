@@ -16,16 +16,16 @@ from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.architectures import find_family, text_part
 from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
-from bulkrun.models.config.delta_net import DeltaNetConfig, delta_net_of
 from bulkrun.models.config.experts import MoEConfig, moe_of
 from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
+from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class DecoderConfig(ModelConfig):
     norms: NormPlacement
     norm_offset: float
     norm_rounds_once: bool
-    activation: str  # silu or gelu_tanh
+    activation: str  # silu or gelu_tanh of gates; relu2: MLPs have none
     attention_scale: float
     attention_soft_cap: float | None
     has_sinks: bool
@@ -115,8 +115,10 @@ class DecoderConfig(ModelConfig):
     sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
-    delta_net: DeltaNetConfig | None = None  # of layers that have it in the place of attention
+    recurrence: Recurrence | None = None  # of layers that have it in the place of attention
+    mlp_alone: tuple[bool, ...] | None = None  # per layer that is one block: an MLP (or not); None: each has both
     gates_attention: bool = False  # its outputs are multiplied by the sigmoid of what queries come with
+    gates_heads: bool = False  # each head's outputs are, by one number
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
     is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
 
@@ -128,14 +130,23 @@ class DecoderConfig(ModelConfig):
 
     @property
     def num_kv_layers(self) -> int:
-        """All but those that keep a state."""
-        return self.num_layers - (0 if self.delta_net is None else sum(self.delta_net.layers))
+        """Those that attend."""
+        return sum(self.attends)
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """Per layer: whether it has attention, and not what keeps a state, or an MLP alone."""
+        no_layer = (False,) * self.num_layers
+        has_state = no_layer if self.recurrence is None else self.recurrence.layers
+        pairs = zip(has_state, self.mlp_alone or no_layer, strict=True)
+        return tuple(not (is_state or is_mlp) for is_state, is_mlp in pairs)
 
     @classmethod
     def of_family(
         cls, architecture: str, family: Family, raw: Mapping[str, Any], *, is_causal: bool = True
     ) -> DecoderConfig:
         """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
+        raw = family.in_common_words(raw)
         quantization, keys = stored_quantization(raw), read_keys(raw, family)
         if is_causal and keys.get("use_bidirectional_attention"):
             raise ModelError(
@@ -144,7 +155,6 @@ class DecoderConfig(ModelConfig):
         num_heads, num_kv_heads, head_dim = _heads(keys)
         windows = sliding_windows(keys) if is_causal else windows_both_ways(keys)
         rope = rope_keys(raw, family.rope)
-        delta_net = delta_net_of(keys)
         ropes = _ropes(raw, rope, keys, windows)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
@@ -177,8 +187,10 @@ class DecoderConfig(ModelConfig):
             sliding_windows=windows,
             ropes=ropes,
             moe=moe_of(keys, family),
-            delta_net=delta_net,
+            recurrence=family.recurrence(keys) if family.recurrence and any(keys["linear_layers"]) else None,
+            mlp_alone=tuple(keys["mlp_alone"]) if "mlp_alone" in keys else None,
             gates_attention=family.gates_attention,
+            gates_heads=family.gates_heads,
             stored_quantization=quantization,
             is_causal=is_causal,
             **common_facts(raw),
@@ -215,7 +227,8 @@ def _ropes(
     full = _rope(of_file, keys, keys["rope_theta"])
     local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
     local = _rope(nested.get("sliding_attention") or {}, keys, local_theta)
-    return tuple(full if window is None else local for window in windows)
+    ropes = [full if window is None else local for window in windows]
+    return tuple(rope if has else None for rope, has in zip(ropes, has_rope, strict=True))
 
 
 def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> RopeConfig:

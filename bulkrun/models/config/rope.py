@@ -13,7 +13,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _OLD_NAMES = {"su": "longrope"}
 _NO_KEYS: Mapping[str, Any] = {}
 _BESIDE_SCALING = ("partial_rotary_factor", "rope_theta")  # in the same keys, but not of the scaling
@@ -49,6 +49,8 @@ class RopeConfig:
         partial = float(rope.get("partial_rotary_factor") or 1.0)
         if rope_type in ("default", "dynamic"):  # which changes frequencies only beyond max_position_embeddings
             return cls(theta=theta, partial_rotary_factor=partial)
+        if rope_type == "proportional":  # slower pairs stand still, and the others turn as if none did
+            return cls(theta=theta, rope_type=rope_type, partial_rotary_factor=partial, factor=rope.get("factor", 1.0))
         original = rope.get("original_max_position_embeddings") or max_position_embeddings
         factor = rope.get("factor") or max_position_embeddings / original
         return cls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bulkrun.models.config.delta_net import DeltaNetConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
@@ -22,7 +23,7 @@ _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more 
 def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
-    has_others = config.moe is not None or config.has_sinks
+    has_others = config.moe is not None or config.has_sinks or config.gates_heads or config.mlp_alone is not None
     if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
         return None
     sizes, layers = _sizes(config, model.dtype), [_as_layer(module) for module in model.layers]
@@ -35,8 +36,10 @@ def compile_layers(model: Decoder) -> LayerStack | None:
 
 
 def _can_mix(config: DecoderConfig) -> bool:
-    net = config.delta_net
-    return net is None or can_mix_delta_net(net.num_value_heads, net.key_head_dim, net.value_head_dim)
+    net = config.recurrence
+    if isinstance(net, DeltaNetConfig):
+        return can_mix_delta_net(net.num_value_heads, net.key_head_dim, net.value_head_dim)
+    return net is None
 
 
 def _are_suitable_linears(model: Decoder) -> bool:
@@ -120,8 +123,8 @@ def _attention(attention: Attention, rotary: int | None) -> AttentionWeights:
 
 
 def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
-    sizes = config.delta_net
-    assert sizes is not None, "only models that say so have delta nets"
+    sizes = config.recurrence
+    assert isinstance(sizes, DeltaNetConfig), "only models that say so have delta nets"
     return DeltaNetWeights(
         qkvz=_matrix(net.qkvz_proj),
         ba=_matrix(net.ba_proj),

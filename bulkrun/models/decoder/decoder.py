@@ -13,8 +13,7 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
-from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer, Rotary
-from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.decoder_layer import DecoderLayer, Rotary
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, SparseMLP, empty_parameter
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
@@ -76,26 +75,26 @@ class Decoder(nn.Module):
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache.
 
         input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order. logits_indices: int64
-        [S], ascending: only of these tokens, [S, E]; in the last layer no more than their part is computed.
+        [S], ascending: only of these tokens, [S, E]; after the last look back no more than their part is computed.
         """
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
         if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
-            states = [(state.conv_RWC, state.delta_RHDV) for state in kv_cache.states]
+            states = [(*state.tensors,) for state in kv_cache.states]
             caches = kv_cache.k, kv_cache.v
             return self.layer_stack(residual_TE, list(rotaries.values()), *caches, meta, logits_indices, states)
         assert self.config.is_causal, "only the compiled layers look both ways"
-        x_TE = self.layers[0].input_norm(residual_TE)
-        for i, layer in enumerate(self.layers):
-            x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache, meta)
-            if i + 1 == len(self.layers) and logits_indices is not None:
+        blocks = [block for layer in self.layers for block in layer.blocks()]
+        last_look = max(i for i, block in enumerate(blocks) if block.looks_back)
+        x_TE = blocks[0].norm(residual_TE)
+        for i, block in enumerate(blocks):
+            x_TE = block.module(x_TE, rotaries.get(block.rope), kv_cache, meta)
+            if i == last_look and logits_indices is not None:
                 x_TE, residual_TE = x_TE[logits_indices], residual_TE[logits_indices]
                 if not x_TE.shape[0]:
                     return x_TE  # the middle of a prompt: no more than its keys and values was wanted
-            x_TE, residual_TE = layer.mlp_norm.add(layer.attention_out(x_TE), residual_TE)
-            x_TE = layer.mlp(x_TE)
-            next_norm = self.layers[i + 1].input_norm if i + 1 < len(self.layers) else self.norm
-            x_TE, residual_TE = next_norm.add(layer.mlp_out(x_TE), residual_TE)
+            next_norm = blocks[i + 1].norm if i + 1 < len(blocks) else self.norm
+            x_TE, residual_TE = next_norm.add(block.out(x_TE), residual_TE)
         return x_TE
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
@@ -119,15 +118,13 @@ class Decoder(nn.Module):
         self.lm_head = nn.Identity()
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Make the weights `dtype`, but for norms that round only once, sinks, and how delta nets forget: float32."""
+        """Make the weights `dtype`, but for those that a module says are float32 in every model (`in_float32`)."""
         self.to(dtype)
         for module in self.modules():
-            if isinstance(module, RMSNorm) and module.rounds_once:
-                module.float()
-            elif isinstance(module, Attention) and module.sinks is not None:
-                module.sinks.data = module.sinks.data.float()
-            elif isinstance(module, GatedDeltaNet):
-                module.a_log.data, module.dt_bias.data = module.a_log.data.float(), module.dt_bias.data.float()
+            for name in getattr(module, "in_float32", ()):
+                parameter = getattr(module, name)
+                if parameter is not None:
+                    parameter.data = parameter.data.float()
 
     def pack_weights(self, *, quantized_alone: bool = False) -> None:
         """Lay every matrix, or quantized ones, out for this device's fastest product; a tied head becomes a copy."""

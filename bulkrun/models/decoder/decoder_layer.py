@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from bulkrun import ops
+from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.config.short_conv import ShortConvConfig
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import (
     MLP,
     HeadQKNorm,
     Linear,
     NoNorm,
+    PlainMLP,
     ProjectionQKNorm,
     RMSNorm,
     Scale,
     SparseMLP,
+    dense_mlp,
     empty_parameter,
 )
+from bulkrun.models.decoder.mamba2 import Mamba2
+from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
@@ -50,6 +59,8 @@ def attend(
 class Attention(nn.Module):
     """Self-attention over the paged cache of one layer, with fused QKV."""
 
+    in_float32 = ("sinks",)
+
     def __init__(self, config: DecoderConfig, layer: int, index: int) -> None:
         """`index`: of its keys and values among the cache's."""
         super().__init__()
@@ -58,9 +69,10 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
         self.sliding_window = config.sliding_windows[layer]
-        self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None  # float32 whatever the model is
+        self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None
         self.qkv_proj = Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
+        self.head_gates = Linear(config.hidden_size, config.num_heads) if config.gates_heads else None
         self.paged_attention = ops.paged_attention  # `make_invariant` puts another op of its contract here
         self.qk_norm: HeadQKNorm | ProjectionQKNorm | None = None
         if config.qk_norm != "none":
@@ -92,25 +104,70 @@ class Attention(nn.Module):
         )  # fmt: skip
         if self.has_gate:
             out_THD = out_THD * gate_THD.sigmoid()
+        elif self.head_gates is not None:
+            out_THD = out_THD * self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return self.o_proj(out_THD.flatten(1))
 
 
+class Block(NamedTuple):
+    """One of the blocks around the residual stream: what it adds is `out(module(norm(residual)))`."""
+
+    norm: RMSNorm | NoNorm
+    module: nn.Module  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
+    out: RMSNorm | NoNorm | Scale
+    rope: RopeConfig | None = None
+    looks_back: bool = False  # at earlier tokens: none of a step's tokens may be left out before it
+
+
 class DecoderLayer(nn.Module):
-    """Attention, or what stands in its place, and MLP around one residual stream; what each adds passes its `_out`."""
+    """Attention, or what stands in its place, and MLP around one residual stream; some families have one of both."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        linear_layers = (False,) * config.num_layers if config.delta_net is None else config.delta_net.layers
-        index = linear_layers[:layer].count(linear_layers[layer])  # among those of its kind
         has_norm_before, has_norm_after = config.norms != "post", config.norms != "pre"
-        self.input_norm = RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
-        is_linear = linear_layers[layer]
-        self.attention = GatedDeltaNet(config, index) if is_linear else Attention(config, layer, index)
-        self.attention_out = RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
-        self.mlp_norm = RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
-        is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
-        self.mlp = SparseMLP(config) if is_sparse else MLP(config)
-        self.mlp_out = RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
+
+        def norm_before() -> RMSNorm | NoNorm:
+            return RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
+
+        def norm_after() -> RMSNorm | NoNorm | Scale:
+            return RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
+
+        self.rope = config.ropes[layer]
+        has_attention, has_mlp = config.mlp_alone is None or not config.mlp_alone[layer], config.mlp_alone is None
+        self.attention = _attention(config, layer) if has_attention else None
+        if has_attention:
+            self.input_norm, self.attention_out = norm_before(), norm_after()
+        self.mlp = _mlp(config, layer) if has_mlp or not has_attention else None
+        if self.mlp is not None:
+            self.mlp_norm, self.mlp_out = norm_before(), norm_after()
+
+    def blocks(self) -> Iterator[Block]:
+        """Those that it has, in their order."""
+        if self.attention is not None:
+            yield Block(self.input_norm, self.attention, self.attention_out, self.rope, looks_back=True)
+        if self.mlp is not None:
+            yield Block(self.mlp_norm, self.mlp, self.mlp_out)
+
+
+def _attention(config: DecoderConfig, layer: int) -> Attention | GatedDeltaNet | Mamba2 | ShortConv:
+    """Attention, or what a layer that keeps a state has in its place."""
+    if config.attends[layer]:
+        return Attention(config, layer, sum(config.attends[:layer]))
+    kind = config.recurrence
+    assert kind is not None, "what does not attend has an MLP alone or keeps a state"
+    return _WITH_STATE[type(kind)](config, sum(kind.layers[:layer]))
+
+
+def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP:
+    is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
+    return SparseMLP(config) if is_sparse else dense_mlp(config)
+
+
+_WITH_STATE: Mapping[type, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
+    DeltaNetConfig: GatedDeltaNet,
+    Mamba2Config: Mamba2,
+    ShortConvConfig: ShortConv,
+}
 
 
 def _plain_out(config: DecoderConfig) -> NoNorm | Scale:

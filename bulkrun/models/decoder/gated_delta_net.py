@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from bulkrun import ops
+from bulkrun.models.config.delta_net import DeltaNetConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.layers import GatedRMSNorm, Linear, empty_parameter
 from bulkrun.models.kv_cache import KVCache
@@ -19,25 +20,28 @@ class GatedDeltaNet(nn.Module):
     forgets, are another, which stays in the model's dtype where the first is quantized.
     """
 
+    in_float32 = ("a_log", "dt_bias")
+
     def __init__(self, config: DecoderConfig, index: int) -> None:
         """`index`: of its state among the cache's."""
         super().__init__()
-        net = config.delta_net
-        assert net is not None, "only models that say so have delta nets"
+        net = config.recurrence
+        assert isinstance(net, DeltaNetConfig), "only models that say so have delta nets"
         self.index, self.conv_dim, self.value_head_dim = index, net.conv_dim, net.value_head_dim
         self.qkvz_proj = Linear(config.hidden_size, net.conv_dim + net.value_dim)
         self.ba_proj = Linear(config.hidden_size, 2 * net.num_value_heads)
         self.conv = empty_parameter(net.conv_width, net.conv_dim)
-        self.a_log = empty_parameter(net.num_value_heads)  # float32 whatever the model is, as is the next
+        self.a_log = empty_parameter(net.num_value_heads)
         self.dt_bias = empty_parameter(net.num_value_heads)
-        self.norm = GatedRMSNorm(net.value_head_dim, config.rms_norm_eps)
+        self.norm = GatedRMSNorm(config.rms_norm_eps, net.value_head_dim)
         self.o_proj = Linear(net.value_dim, config.hidden_size)
 
     def forward(self, x_TE: torch.Tensor, _rotary: object, kv_cache: KVCache, meta: AttentionMetadata) -> torch.Tensor:
         """[T, E] -> [T, E]; brings the sequences' states up to this step's last tokens."""
         state = kv_cache.states[self.index]
         qkv_TC, z_TA = self.qkvz_proj(x_TE).tensor_split((self.conv_dim,), dim=1)
+        assert state.matrix_RHDV is not None, "the rule is about one"
         qkv_TC = ops.causal_conv(qkv_TC, self.conv, None, state.conv_RWC, meta, silu=True)
-        out_THV = ops.gated_delta_rule(qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.delta_RHDV, meta)
+        out_THV = ops.gated_delta_rule(qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.matrix_RHDV, meta)
         z_THV = z_TA.unflatten(1, (-1, self.value_head_dim))
         return self.o_proj(self.norm(out_THV, z_THV).flatten(1))

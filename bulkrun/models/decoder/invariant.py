@@ -58,7 +58,7 @@ class ExpertByExpert:
 
     def __init__(self, sparse: SparseMLP, workers: TileWorkers) -> None:
         self.gate_up, self.down = (_products(of, workers) for of in (sparse.gate_up_proj, sparse.down_proj))
-        self.swiglu = sparse.swiglu
+        self.activation = sparse.activation
 
     def __call__(
         self, x_TE: torch.Tensor, _gate_up: Any, _down: Any, weights_Tk: torch.Tensor, ids_Tk: torch.Tensor, *_: Any
@@ -68,7 +68,7 @@ class ExpertByExpert:
 
     def _expert(self, expert: int, x_PE: torch.Tensor) -> torch.Tensor:
         gate_up = self.gate_up[expert](_whole_tiles(x_PE))
-        return self.down[expert](ops.gated(gate_up, self.swiglu))[: x_PE.shape[0]]
+        return self.down[expert](ops.gated(gate_up, self.activation))[: x_PE.shape[0]]
 
 
 def _products(

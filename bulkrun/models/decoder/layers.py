@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = empty_parameter(*shape)
         self.eps = config.rms_norm_eps
-        self.rounds_once = config.norm_rounds_once  # then the weight is float32 whatever the model is
+        self.in_float32 = ("weight",) if config.norm_rounds_once else ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., E] -> [..., E]."""
@@ -78,15 +78,16 @@ class Scale(nn.Module):
 
 
 class GatedRMSNorm(nn.Module):
-    """Each head normalized by itself, with one weight [V] for all, times a gate."""
+    """Each head or group normalized by itself, with one weight [V] for all or one for each [H, V], and a gate."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, eps: float, *shape: int, norm_before_gate: bool = True) -> None:
+        """`norm_before_gate`: the gate is applied to what is normalized; else what it was applied to is normalized."""
         super().__init__()
-        self.weight, self.eps = empty_parameter(size), eps
+        self.weight, self.eps, self.norm_before_gate = empty_parameter(*shape), eps, norm_before_gate
 
     def forward(self, x_THV: torch.Tensor, gate_THV: torch.Tensor) -> torch.Tensor:
         """Both [T, H, V] -> [T, H, V]."""
-        return ops.gated_rms_norm(x_THV, gate_THV, self.weight, self.eps)
+        return ops.gated_rms_norm(x_THV, gate_THV, self.weight, self.eps, norm_before_gate=self.norm_before_gate)
 
 
 class HeadQKNorm(RMSNorm):
@@ -122,9 +123,29 @@ class MLP(nn.Module):
         self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.gate = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
 
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
+    def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
+        """[T, E] -> [T, E]; what the step says of sequences plays no role."""
         return self.down_proj(self.gate(self.gate_up_proj(x_TE)))
+
+
+class PlainMLP(nn.Module):
+    """An MLP without gates (Nemotron)."""
+
+    def __init__(self, config: DecoderConfig, size: int | None = None) -> None:
+        """`size`: its width, if that is not the config's."""
+        super().__init__()
+        self.size = size = size or config.intermediate_size
+        self.up_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
+        """[T, E] -> [T, E]; what the step says of sequences plays no role."""
+        return self.down_proj(ops.relu_squared(self.up_proj(x_TE)))
+
+
+def dense_mlp(config: DecoderConfig, size: int | None = None) -> MLP | PlainMLP:
+    """The family's kind."""
+    return PlainMLP(config, size) if config.activation == "relu2" else MLP(config, size)
 
 
 class ExpertLinear(nn.Module):
@@ -132,7 +153,8 @@ class ExpertLinear(nn.Module):
 
     def __init__(self, config: DecoderConfig, moe: MoEConfig, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.mlp_sizes = config.hidden_size, moe.intermediate_size  # both weights can be packed, or none
+        # both weights can be packed, or none; those of experts without gates cannot
+        self.mlp_sizes = None if config.activation == "relu2" else (config.hidden_size, moe.intermediate_size)
         self.weight = empty_parameter(moe.num_experts, out_features, in_features)
         self.bias = empty_parameter(moe.num_experts, out_features) if moe.has_biases else None
 
@@ -143,24 +165,27 @@ class ExpertLinear(nn.Module):
 
     def pack(self) -> None:
         """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
-        self.weight = nn.Parameter(ops.pack_experts(self.weight.data, *self.mlp_sizes), requires_grad=False)
+        if self.mlp_sizes is not None:
+            self.weight = nn.Parameter(ops.pack_experts(self.weight.data, *self.mlp_sizes), requires_grad=False)
 
 
 class SharedExpert(nn.Module):
-    """The MLP that every token goes through, beside those picked for it, as much as its own gate says."""
+    """The MLP that every token goes through, beside those picked for it, where it has a gate as much as that says."""
 
-    def __init__(self, config: DecoderConfig, size: int) -> None:
+    def __init__(self, config: DecoderConfig, size: int, *, has_gate: bool) -> None:
         super().__init__()
-        self.mlp = MLP(config, size)
-        self.gate = Linear(config.hidden_size, 1)
+        self.mlp = dense_mlp(config, size)
+        self.gate = Linear(config.hidden_size, 1) if has_gate else None
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        return self.gate(x_TE).sigmoid() * self.mlp(x_TE)
+        return self.mlp(x_TE) if self.gate is None else self.gate(x_TE).sigmoid() * self.mlp(x_TE)
 
 
 class SparseMLP(nn.Module):
     """A mixture of experts: a router picks a few gated MLPs for each token."""
+
+    in_float32 = ("score_bias",)
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -168,23 +193,36 @@ class SparseMLP(nn.Module):
         self.moe = config.moe
         hidden_size, size = config.hidden_size, config.moe.intermediate_size
         self.router = Linear(hidden_size, config.moe.num_experts, bias=config.moe.has_biases)
-        self.swiglu = None if config.moe.swiglu is None else ops.ClampedSwiglu(*config.moe.swiglu)
+        if config.moe.routes_in_float32:
+            self.router.in_float32 = ("weight",)
+        self.score_bias = empty_parameter(config.moe.num_experts) if config.moe.has_score_bias else None
+        self.activation: ops.ExpertActivation = "relu2" if config.activation == "relu2" else None
+        if config.moe.swiglu is not None:
+            self.activation = ops.ClampedSwiglu(*config.moe.swiglu)
         self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
-        self.gate_up_proj = ExpertLinear(config, config.moe, hidden_size, 2 * size)
+        num_ups = size if config.activation == "relu2" else 2 * size
+        self.gate_up_proj = ExpertLinear(config, config.moe, hidden_size, num_ups)
         self.down_proj = ExpertLinear(config, config.moe, size, hidden_size)
-        shared_size = config.moe.shared_size
-        self.shared = None if shared_size is None else SharedExpert(config, shared_size)
+        shared_size, has_gate = config.moe.shared_size, config.moe.gates_shared
+        self.shared = None if shared_size is None else SharedExpert(config, shared_size, has_gate=has_gate)
 
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
+    def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
+        """[T, E] -> [T, E]; what the step says of sequences plays no role."""
         picked_TE = self._picked(x_TE)
         return picked_TE if self.shared is None else picked_TE + self.shared(x_TE)
 
     def _picked(self, x_TE: torch.Tensor) -> torch.Tensor:
-        moe = self.moe
-        weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
+        weights_Tk, ids_Tk = self._route(self.router(x_TE.float() if self.moe.routes_in_float32 else x_TE))
         return self.fused_experts(
-            x_TE, self.gate_up_proj.experts, self.down_proj.experts, weights_Tk, ids_Tk, self.biases, self.swiglu
+            x_TE, self.gate_up_proj.experts, self.down_proj.experts, weights_Tk, ids_Tk, self.biases, self.activation
+        )
+
+    def _route(self, logits_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        moe = self.moe
+        if moe.scores == "softmax":
+            return ops.route_top_k(logits_TX, moe.num_experts_per_tok, renormalize=moe.renormalize)
+        return ops.route_by_sigmoid(
+            logits_TX, self.score_bias, moe.num_experts_per_tok, renormalize=moe.renormalize, scale=moe.weights_scale
         )
 
     @property

@@ -13,7 +13,12 @@ from bulkrun.models.config.rope import RopeConfig
 
 
 def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """float32 [R / 2] on the CPU, highest frequency first; R is the share of head_dim that turns."""
+    """float32 [R / 2] on the CPU, highest frequency first; R is the share of head_dim that turns.
+
+    With proportional RoPE R is head_dim, and pairs beyond that share have the frequency 0.
+    """
+    if rope.rope_type == "proportional":
+        return _proportional(rope, head_dim)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim
     plain = 1.0 / rope.theta**exponents
@@ -26,6 +31,13 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     if rope.rope_type == "longrope":
         return 1.0 / (torch.tensor(rope.short_factor, dtype=torch.float32, device="cpu") * rope.theta**exponents)
     return plain
+
+
+def _proportional(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    frequencies = 1.0 / rope.theta**exponents / rope.factor
+    frequencies[int(rope.partial_rotary_factor * head_dim // 2) :] = 0.0
+    return frequencies
 
 
 def _blend(plain: torch.Tensor, factor: float, kept_share: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.adapter import Adapter, LowRank, base_name
 from bulkrun.models.loading.stored_weights import text_name
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.target import Target
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from bulkrun.models.config.adapter_fit import refuse_quantized_base
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.adapter import Adapter, base_name
+from bulkrun.models.loading.common_names import common_name
 from bulkrun.models.loading.stored_weights import BODY, is_ignored, text_name
 from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS
 
@@ -31,7 +32,7 @@ def on_text_model(
     refuse_quantized_base(config.stored_quantization)
 
     def name_of(stored: str) -> str | None:
-        name = text_name(stored)
+        name = common_name(text_name(stored), config.architecture)
         is_left_out = is_ignored(name) or (name.startswith(OF_HEADS) and not has_head)
         return None if is_left_out else base_name(name, tensors, BODY)
 

@@ -20,7 +20,7 @@ from bulkrun.models.config.adapter_fit import AdapterError, misfit, shown_name
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.stored_quantized import store_dequantized
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.target import Target
 
 _PIECE_NUMBERS = 2**20  # of a weight, worked on at a time
 _OF_BASE = ".base_layer"  # what PEFT puts around a module

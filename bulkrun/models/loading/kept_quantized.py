@@ -21,14 +21,26 @@ from bulkrun.settings import Quantization
 
 # each projection's parts in a checkpoint: those that are fused here, and what has them fused already
 _PARTS = {
-    "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"),
+    "attention.qkv_proj": (
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj",
+        "mixer.q_proj", "mixer.k_proj", "mixer.v_proj",
+    ),
     "attention.qkvz_proj": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz"),
-    "attention.o_proj": ("self_attn.o_proj", "linear_attn.out_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"),
-    "mlp.down_proj": ("mlp.down_proj",),
-    "mlp.shared.mlp.gate_up_proj": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    "mlp.shared.mlp.down_proj": ("mlp.shared_expert.down_proj",),
-}
+    "attention.in_proj": ("conv.in_proj", "mamba.in_proj", "mixer.in_proj"),
+    "attention.o_proj": (
+        "self_attn.o_proj", "linear_attn.out_proj", "conv.out_proj", "mamba.out_proj", "mixer.o_proj", "mixer.out_proj",
+    ),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "shared_mlp.gate_up_proj"),
+    "mlp.up_proj": ("mixer.up_proj",),
+    "mlp.down_proj": ("mlp.down_proj", "shared_mlp.down_proj", "mixer.down_proj"),
+    "mlp.shared.mlp.gate_up_proj": (
+        "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "shared_mlp.gate_up_proj",
+    ),
+    "mlp.shared.mlp.up_proj": ("mixer.shared_experts.up_proj",),
+    "mlp.shared.mlp.down_proj": (
+        "mlp.shared_expert.down_proj", "shared_mlp.down_proj", "mixer.shared_experts.down_proj",
+    ),
+}  # fmt: skip
 
 
 def kept_quantization(config: ModelConfig, device: torch.device, *, deterministic: bool) -> Quantization | None:
@@ -85,6 +97,7 @@ def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
         inner_sizes = {sizes[is_sparse] for is_sparse in config.moe.sparse_layers}
         inner_sizes |= set() if config.moe.shared_size is None else {config.moe.shared_size}
     shapes = [(q_size * (2 if config.gates_attention else 1) + 2 * kv_size, hidden), (hidden, q_size)]
-    if (net := config.delta_net) is not None:
-        shapes += [(net.conv_dim + net.value_dim, hidden), (hidden, net.value_dim)]
-    return shapes + [shape for inner in inner_sizes for shape in ((2 * inner, hidden), (hidden, inner))]
+    if config.recurrence is not None:
+        shapes += config.recurrence.projection_shapes(hidden)
+    num_ups = 1 if config.activation == "relu2" else 2
+    return shapes + [shape for inner in inner_sizes for shape in ((num_ups * inner, hidden), (hidden, inner))]

@@ -34,7 +34,8 @@ from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.projection_forms import form_projections
 from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
-from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS, Target, targets
+from bulkrun.models.loading.target import Target
+from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
 
 _Stored = AnyScale | LowRank  # what a tensor is dequantized with, or what is added to it
@@ -78,7 +79,7 @@ def _load_decoder(
 ) -> Decoder:
     """The decoder with the files' weights or, without files, random ones."""
     dtype, adapter = options.dtype, options.adapter
-    tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
+    tensors = text_tensors(files or [], config.architecture, is_tied=config.tie_word_embeddings)
     if not has_head:  # as if it were tied, and then without
         config = dataclasses.replace(config, tie_word_embeddings=True)
         tensors = {name: stored for name, stored in tensors.items() if not name.startswith(OF_HEADS)}

@@ -14,7 +14,7 @@ import torch
 from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.loading.packed_words import codes_of_rows, numbers_of_rows, zero_points
 from bulkrun.models.loading.stored_quantized import store_dequantized
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.target import Target
 
 _PIECE_NUMBERS = 2**20  # dequantized at a time
 _ROWS = 8  # and as many rows, or a multiple: the outputs in one of AWQ's words

@@ -40,8 +40,9 @@ _LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {
 }
 _PIECE_NUMBERS = 2**20  # quantized at a time on a CPU: what stays in its cache
 _PROJECTIONS = (  # of a layer; none has all
-    "attention.qkv_proj", "attention.qkvz_proj", "attention.o_proj",
-    "mlp.gate_up_proj", "mlp.down_proj", "mlp.shared.mlp.gate_up_proj", "mlp.shared.mlp.down_proj",
+    "attention.qkv_proj", "attention.qkvz_proj", "attention.in_proj", "attention.o_proj",
+    "mlp.gate_up_proj", "mlp.up_proj", "mlp.down_proj",
+    "mlp.shared.mlp.gate_up_proj", "mlp.shared.mlp.up_proj", "mlp.shared.mlp.down_proj",
 )  # fmt: skip
 
 

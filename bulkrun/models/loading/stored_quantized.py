@@ -20,7 +20,7 @@ from bulkrun.models.config.stored_quantization import StoredQuantization
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.quantization import store_quantized
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.target import Target
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.settings import Quantization
 

@@ -18,7 +18,9 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import PIECE_BYTES, read_tensors
-from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, Target
+from bulkrun.models.loading.common_names import common_name
+from bulkrun.models.loading.target import Target
+from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD
 
 # older checkpoints stored constants; beside a text model there may be others, a value head of its training, and one
 # that guesses several tokens ahead
@@ -39,9 +41,9 @@ _BODY_EMBEDDING = EMBEDDING.removeprefix(BODY)
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 
 
-def text_tensors(files: list[Path], *, is_tied: bool) -> dict[str, StoredTensor]:
+def text_tensors(files: list[Path], architecture: str, *, is_tied: bool) -> dict[str, StoredTensor]:
     """What the files hold for a text model, by name. Raises ModelError for a torn file."""
-    named = {text_name(stored.name): stored for stored in stored_tensors(files)}
+    named = {common_name(text_name(stored.name), architecture): stored for stored in stored_tensors(files)}
     kept = {name: stored for name, stored in named.items() if not is_ignored(name)}
     prefix = BODY if _BODY_EMBEDDING in kept else ""  # a body saved by itself
     whole = {name if name == HEAD else prefix + name: stored for name, stored in kept.items()}

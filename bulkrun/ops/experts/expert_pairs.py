@@ -5,7 +5,7 @@ products, and the sum over a token's experts. Contract: `ops.experts.moe`. Knows
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -15,10 +15,12 @@ from bulkrun.ops.experts.clamped_swiglu import clamped_swiglu as _clamped_swiglu
 from bulkrun.ops.matmul.four_bit_weight import FourBitWeight, four_bits_of_expert
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight
 from bulkrun.ops.matmul.int8_linear import Int8Weight
+from bulkrun.ops.relu_squared import relu_squared
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 
 clamped_swiglu = by_device(_clamped_swiglu)
 silu_mul = by_device(_silu_mul)
+ExpertActivation = ClampedSwiglu | Literal["relu2"] | None  # None: `silu_mul`
 Q = TypeVar("Q", Int8Weight, Fp8Weight, FourBitWeight)
 
 
@@ -48,9 +50,11 @@ def sum_by_token(out_PE: torch.Tensor, order_P: torch.Tensor, weights_Tk: torch.
     return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(out_PE.dtype)
 
 
-def gated(gate_up: torch.Tensor, swiglu: ClampedSwiglu | None) -> torch.Tensor:
-    """What gates and ups make: [..., 2 I] -> [..., I]."""
-    return silu_mul(gate_up) if swiglu is None else clamped_swiglu(gate_up, swiglu)
+def gated(gate_up: torch.Tensor, activation: ExpertActivation) -> torch.Tensor:
+    """What gates and ups make, [..., 2 I] -> [..., I], or of experts without gates the ups, [..., I] -> [..., I]."""
+    if activation is None:
+        return silu_mul(gate_up)
+    return relu_squared(gate_up) if activation == "relu2" else clamped_swiglu(gate_up, activation)
 
 
 def expert_by_expert(
@@ -84,7 +88,7 @@ def quantized_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None,
-    swiglu: ClampedSwiglu | None,
+    activation: ExpertActivation,
 ) -> torch.Tensor:
     """`fused_experts` expert by expert; `linear`: rows through one expert's matrix."""
     gate_up, down = weights
@@ -92,6 +96,6 @@ def quantized_experts(
     def mlp(expert: int, x_PE: torch.Tensor) -> torch.Tensor:
         gate_up_bias, down_bias = (None, None) if biases is None else (bias[expert] for bias in biases)
         rows = linear(x_PE, of_expert(gate_up, expert), gate_up_bias)
-        return linear(gated(rows, swiglu), of_expert(down, expert), down_bias)
+        return linear(gated(rows, activation), of_expert(down, expert), down_bias)
 
     return expert_by_expert(x_TE, weights_Tk, ids_Tk, mlp)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.experts.expert_pairs import quantized_experts
+from bulkrun.ops.experts.expert_pairs import ExpertActivation, quantized_experts
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight, fp8_linear
 
 
@@ -20,14 +19,14 @@ def fp8_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None,
-    swiglu: ClampedSwiglu | None,
+    activation: ExpertActivation,
 ) -> torch.Tensor:
     """`ops.fused_experts` with such weights, of any sizes; returns [T, E] in x's dtype.
 
     gate_up: [X, 2 I, E], down: [X, E, I], a scale per expert and output channel. A token's row is rounded to fp8, what
     its gates and ups make is rounded to x's dtype and then to fp8 again. Sums are float32, scaled after the product.
     """
-    return quantized_experts(_linear, x_TE, (gate_up, down), weights_Tk, ids_Tk, biases, swiglu)
+    return quantized_experts(_linear, x_TE, (gate_up, down), weights_Tk, ids_Tk, biases, activation)
 
 
 def _linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:

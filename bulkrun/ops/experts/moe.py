@@ -1,4 +1,4 @@
-"""Mixture of experts: which experts a token goes to, and the experts' gated MLPs over the tokens they got.
+"""Mixture of experts: the experts' gated MLPs over the tokens that were sent to them (`routing`).
 
 This is the contract, and where it is chosen what computes it: torch's grouped product (`grouped_experts`), grouped
 products of our own over weights of fp8 and four bits on a GPU (`fp8_experts`, `four_bit_experts`), panels on a CPU with
@@ -20,8 +20,7 @@ from bulkrun.ops.cpu.fused_experts import (
 )
 from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device, uses_triton
-from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.experts.expert_pairs import quantized_experts
+from bulkrun.ops.experts.expert_pairs import ExpertActivation, quantized_experts
 from bulkrun.ops.experts.four_bit_experts import four_bit_experts as _four_bit_experts
 from bulkrun.ops.experts.fp8_experts import fp8_experts as _fp8_experts
 from bulkrun.ops.experts.grouped_experts import grouped_experts
@@ -36,17 +35,6 @@ fp8_experts = by_device(_fp8_experts)
 ExpertWeights = AnyWeight  # [X, O, I], or in panels
 E = TypeVar("E", torch.Tensor, Int8Weight, FourBitWeight)
 _PACKED_NDIM = 5  # of weights in panels; plain ones have three dimensions
-
-
-def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `top_k` likeliest of X experts for each token: weights float32 [T, k], ids int64 [T, k].
-
-    The softmax is over all experts, in float32; `renormalize` makes the kept weights sum to 1.
-    """
-    weights_Tk, ids_Tk = logits_TX.float().softmax(-1).topk(top_k, dim=-1)
-    if renormalize:
-        weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True)
-    return weights_Tk, ids_Tk
 
 
 def pack_experts(weight: E, hidden_size: int, intermediate_size: int) -> E:
@@ -89,7 +77,7 @@ def fused_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
-    swiglu: ClampedSwiglu | None = None,
+    activation: ExpertActivation = None,
 ) -> torch.Tensor:
     """Each token through its k experts, summed with its weights in float32; returns [T, E] in x's dtype.
 
@@ -97,21 +85,23 @@ def fused_experts(
     ids_Tk: int64, the k experts of a token all different. E and I are multiples of 8, which torch's product asks for.
     The weights may both come from `pack_experts`, and both be of int8 or of fp8, with any sizes: then rows are rounded
     to that before each product. Or both of four bits (`four_bit_linear`). biases: of both weights, [X, 2 I] and [X, E].
-    `swiglu`: how gates and ups meet instead of `silu_mul`.
+    `activation`: how gates and ups meet instead of `silu_mul`; with "relu2" there are no gates, and the first weight is
+    [X, I, E].
     """
     if are_packed(gate_up_XIE):
-        return _packed_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+        assert activation != "relu2", "experts without gates are not packed"
+        return _packed_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, activation)
     if isinstance(gate_up_XIE, Int8Weight):
         assert isinstance(down_XEI, Int8Weight), "both are quantized, or none"
-        return quantized_experts(int8_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
+        return quantized_experts(int8_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, activation)
     if isinstance(gate_up_XIE, Fp8Weight):
         assert isinstance(down_XEI, Fp8Weight), "both are quantized, or none"
-        return fp8_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+        return fp8_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, activation)
     if isinstance(gate_up_XIE, FourBitWeight) and gate_up_XIE.int8 is not None:
         assert isinstance(down_XEI, FourBitWeight), "both are quantized, or none"
-        return quantized_experts(four_bit_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
+        return quantized_experts(four_bit_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, activation)
     if isinstance(gate_up_XIE, FourBitWeight):
         assert isinstance(down_XEI, FourBitWeight), "both are quantized, or none"
-        return four_bit_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+        return four_bit_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, activation)
     assert isinstance(down_XEI, torch.Tensor), "both are quantized, or none"
-    return grouped_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+    return grouped_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, activation)

@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.experts.expert_pairs import ExpertPairs, gated
+from bulkrun.ops.experts.expert_pairs import ExpertActivation, ExpertPairs, gated
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight
 from bulkrun.ops.triton.expert_pairs import sum_by_token
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
@@ -46,7 +45,7 @@ def fp8_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None,
-    swiglu: ClampedSwiglu | None,
+    activation: ExpertActivation,
 ) -> torch.Tensor:
     """As the reference; weights and biases are contiguous."""
     gate_up_bias, down_bias = biases or (None, None)
@@ -54,7 +53,7 @@ def fp8_experts(
     out_PO = x_TE.new_empty(len(pairs.order_P), gate_up.values.shape[1])
     _grouped_linear(quantize_rows(x_TE), pairs.token_P, pairs.ends_X, gate_up, gate_up_bias, out_PO)
     out_PE = x_TE.new_empty(len(pairs.order_P), x_TE.shape[1])
-    _grouped_linear(quantize_rows(gated(out_PO, swiglu)), None, pairs.ends_X, down, down_bias, out_PE)
+    _grouped_linear(quantize_rows(gated(out_PO, activation)), None, pairs.ends_X, down, down_bias, out_PE)
     return sum_by_token(out_PE, pairs.order_P, weights_Tk)
 
 

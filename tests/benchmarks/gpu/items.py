@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-LLAMA, QWEN, MIXTURE, HYBRID = "llama-3.1-8b", "qwen3-0.6b", "gpt-oss-20b", "qwen3.5-9b"
+LLAMA, QWEN, MIXTURE = "llama-3.1-8b", "qwen3-0.6b", "gpt-oss-20b"
+HYBRID, STATE_SPACES = "qwen3.5-9b", "nemotron-nano-9b-v2"
 ASKED_REQUESTS = 3000  # by the issue, for its targets
 _LOAD_S = {"bulkrun": 20.0, "vllm": 150.0}  # guesses: a process, its engine and the first one's kernels,
 _AROUND_S, TRACE_S = 7.0, 45.0  # what a run needs beside its own time, and filling the engine again for a trace
@@ -119,6 +120,10 @@ def ablations() -> list[Item]:
         Item(
             "qwen3.5-9b, 1024/256", HYBRID, "1024", "256", 25_000, (Prediction("share_of_serial", 0.62),), 400,
             least=100, trace=True,
+        ),
+        Item(
+            "nemotron-nano-9b-v2, 1024/256", STATE_SPACES, "1024", "256", 20_000,
+            (Prediction("share_of_serial", 0.58),), 300, least=100, trace=True,
         ),
         Item(
             mixture, MIXTURE, "1024", "256", 30_000, (Prediction("share_of_serial", 0.28),), 400,

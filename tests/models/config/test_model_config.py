@@ -41,16 +41,25 @@ def test_absent_keys_have_transformers_defaults() -> None:
     assert config.eos_token_ids == ()
 
 
+# without them no layer attends
+NEEDED = {
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"]},
+}
+OWN_EPS = {"lfm2": "norm_eps", "lfm2_moe": "norm_eps", "lfm3": "norm_eps", "nemotron_h": "layer_norm_epsilon"}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> None:
     sizes = {key: value for key, value in LLAMA.items() if key not in ("architectures", "num_key_value_heads")}
     sizes |= {"hidden_size": 512, "num_attention_heads": 32, "pad_token_id": 0, "num_hidden_layers": 4}
+    sizes |= NEEDED.get(name, {})
     theirs = getattr(transformers, name).config_class(**sizes)
     ours = read(sizes | {"architectures": [name]})
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rms_norm_eps == getattr(theirs, OWN_EPS.get(theirs.model_type, "rms_norm_eps"))
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
 
 
@@ -265,7 +274,7 @@ def test_a_model_type_tells_the_family_where_no_architecture_does(name: str) -> 
     family, body = FAMILIES[name], name.removesuffix("ForCausalLM")
     assert family.model_type == getattr(transformers, name).config_class.model_type
     raw = LLAMA | {"model_type": family.model_type, "hidden_act": family.keys.get("hidden_act", "silu"), "head_dim": 16}
-    raw |= {"num_hidden_layers": 4}
+    raw |= {"num_hidden_layers": 4, "mamba_n_heads": 8, **NEEDED.get(name, {})}
     named = read(raw | {"architectures": [name]})
     for names in (None, [], [f"{body}Model"]):
         assert read(raw | {"architectures": names}) == named

@@ -39,7 +39,7 @@ def step(
 
 
 def tensors_of(states: list[RecurrentState]) -> list[torch.Tensor]:
-    return [tensor for state in states for tensor in (state.conv_RWC, state.delta_RHDV)]
+    return [tensor for state in states for tensor in state.tensors]
 
 
 def metadata() -> AttentionMetadata:

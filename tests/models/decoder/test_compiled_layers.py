@@ -32,7 +32,7 @@ NOT_STACKED = ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe", "qwen3_next"]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
 # either way is so far from the truth; rounding to bf16 at the same places, sums in another order
-TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 0.08}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.08}  # gemma's, summed in eight lanes: 5.5e-5 from op by op
 # of float64, in float32, are so far: the stack 1.1e-4, op by op 0.9e-4, transformers 1.4e-4
 TOLERANCE_OF_STATES = {torch.float32: 3e-4, torch.bfloat16: 0.08}
 

@@ -12,7 +12,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.mxfp4_quantization import BLOCK
 from bulkrun.models.loading import mxfp4_weights
 from bulkrun.models.loading.mxfp4_weights import Mxfp4Scale
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.target import Target
 from tests.models.loading.test_stored_quantized import load, said, tensors_of, weights_on_a_gpu
 from tests.models.tiny_models import edit_weights
 from tests.models.tiny_mxfp4 import MAGNITUDES, save_tiny_mxfp4

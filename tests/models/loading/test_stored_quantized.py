@@ -15,7 +15,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.loading import loader, stored_quantized
-from bulkrun.models.loading.tensor_names import Target
+from bulkrun.models.loading.target import Target
 from bulkrun.ops.matmul.fp8_linear import quantize_rows
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.models.load import load_model

@@ -80,6 +80,16 @@ def test_biases_and_clamped_gates(has_biases: bool, swiglu: ops.ClampedSwiglu | 
     check(6, routed(9, 6, 4), (48, 40), device, biases=biases, swiglu=swiglu)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 17])
+def test_experts_without_gates(num_tokens: int, device: str) -> None:
+    (up, _), (_, down) = random_weights(3, (48, 20)), random_weights(3, (48, 40))
+    both = on(device, (up, down))
+    x_TE = torch.randn(num_tokens, 48, generator=torch.Generator().manual_seed(0)).to(device)
+    asked = [one.to(device) for one in routed(num_tokens, 3, 2)]
+    ours, exact = (op(x_TE, *both, *asked, None, "relu2") for op in (fp8_experts, reference))
+    torch.testing.assert_close(ours, exact, atol=ERROR[torch.float32] * exact.abs().max().item(), rtol=0)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 64, 65, 97, 128, 129, 300])
 @pytest.mark.parametrize("num_experts", [1, 3])
 def test_tiles_of_every_size_end_anywhere(num_experts: int, num_tokens: int, device: str) -> None:

@@ -1,0 +1,204 @@
+"""The part of the table of families with those of which some layers keep a state in the place of keys. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bulkrun.models.config.delta_net import delta_net_of
+from bulkrun.models.config.family import Family
+from bulkrun.models.config.hybrid_files import of_granite, of_lfm2, of_lfm2_moe, of_lfm3, of_nemotron, of_qwen
+from bulkrun.models.config.mamba2 import mamba2_of
+from bulkrun.models.config.short_conv import short_conv_of
+
+# three layers of linear attention to one of attention, where positions turn a quarter of a head
+_DELTA_NET: Mapping[str, Any] = {
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "linear_layers": None,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_DELTA_NET_MOE: Mapping[str, Any] = _DELTA_NET | {
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "intermediate_size": 512,  # of dense layers, if there are any
+}
+
+_SHORT_CONV: Mapping[str, Any] = {
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 128_000,
+    "num_key_value_heads": 8,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "linear_layers": None,
+}
+
+_MAMBA2: Mapping[str, Any] = {
+    "mamba_n_heads": 128,
+    "mamba_d_head": None,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": None,
+}
+
+HYBRIDS: Mapping[str, Family] = {
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5_text",
+        "Qwen3.5 (dense; the text part)",
+        "gated delta nets, gated attention in every fourth layer",
+        _DELTA_NET | {"num_key_value_heads": 4},
+        qk_norm="head",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        gates_attention=True,
+        in_common_words=of_qwen,
+        recurrence=delta_net_of,
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5_moe_text",
+        "Qwen3.5 (mixture of experts; the text part)",
+        "as Qwen3.5, a shared expert beside those of each token",
+        _DELTA_NET_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
+        qk_norm="head",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        gates_attention=True,
+        in_common_words=of_qwen,
+        recurrence=delta_net_of,
+    ),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next",
+        "Qwen3-Next, Qwen3-Coder-Next",
+        "as Qwen3.5, a shared expert beside those of each token",
+        _DELTA_NET_MOE
+        | {
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        qk_norm="head",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        gates_attention=True,
+        in_common_words=of_qwen,
+        recurrence=delta_net_of,
+    ),
+    "Lfm2ForCausalLM": Family(
+        "lfm2",
+        "LFM2, LFM2.5 (dense)",
+        "short convolutions, QK-norm",
+        _SHORT_CONV,
+        qk_norm="head",
+        in_common_words=of_lfm2,
+        recurrence=short_conv_of,
+    ),
+    "Lfm2MoeForCausalLM": Family(
+        "lfm2_moe",
+        "LFM2 (mixture of experts: 8B-A1B, 24B-A2B)",
+        "as LFM2, experts chosen by sigmoid and bias",
+        _SHORT_CONV
+        | {
+            "moe_intermediate_size": 1792,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "mlp_only_layers": None,
+        },
+        qk_norm="head",
+        expert_scores="sigmoid",
+        in_common_words=of_lfm2_moe,
+        recurrence=short_conv_of,
+    ),
+    "Lfm3ForCausalLM": Family(
+        "lfm3",
+        "LFM3",
+        "as LFM2, sliding window layers with a RoPE of their own, gated heads",
+        _SHORT_CONV
+        | {
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "conv_L_cache": 7,
+            "attention_bias": False,
+            "sliding_window": 256,
+            "sliding_layers": None,
+            "partial_rotary_factor": None,
+            "rope_local_base_freq": None,
+            "tie_word_embeddings": True,
+        },
+        qk_norm="head",
+        norms="sandwich",
+        gates_heads=True,
+        in_common_words=of_lfm3,
+        recurrence=short_conv_of,
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        "granitemoehybrid",
+        "Granite 4.0 (Micro, Tiny, Small; with Mamba 2 and without)",
+        "Mamba 2, multipliers, experts beside a shared MLP",
+        {
+            "attention_bias": False,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "position_embedding_type": None,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": None,
+            "shared_expert_intermediate_size": None,
+            "linear_layers": None,
+            **_MAMBA2,
+        },
+        gates_shared_expert=False,
+        in_common_words=of_granite,
+        recurrence=mamba2_of,
+    ),
+    "NemotronHForCausalLM": Family(
+        "nemotron_h",
+        "Nemotron-H, Nemotron Nano v2, Nemotron 3 Nano",
+        "Mamba 2, attention without positions, MLPs and experts without gates, each a layer",
+        {
+            "hidden_act": "relu2",
+            "head_dim": 128,
+            "intermediate_size": 21_504,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": None,
+            "mlp_bias": False,
+            "position_embedding_type": "none",
+            "num_experts": None,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "shared_expert_intermediate_size": None,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "mlp_only_layers": None,
+            "linear_layers": None,
+            "mlp_alone": None,
+            **_MAMBA2,
+        },
+        norm_rounds_once=True,
+        gates_shared_expert=False,
+        routes_in_float32=True,
+        expert_scores="sigmoid",
+        in_common_words=of_nemotron,
+        recurrence=mamba2_of,
+    ),
+}

@@ -1,0 +1,63 @@
+"""Tensor names of families that call the parts of a model otherwise, as the others call them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_LFM2 = {
+    "embedding_norm": "norm",
+    "operator_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "self_attn.out_proj": "self_attn.o_proj",
+    "q_layernorm": "q_norm",
+    "k_layernorm": "k_norm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward": "mlp",
+}
+_LFM3 = {
+    "embedding_norm": "norm",
+    "operator_norm": "input_layernorm",
+    "post_operator_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffn_norm": "post_feedforward_layernorm",
+    "self_attn.gate_proj": "self_attn.g_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.w2": "mlp.down_proj",
+}
+_GRANITE = {
+    "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
+    "block_sparse_moe.router.layer": "mlp.gate",
+    "shared_mlp.input_linear": "shared_mlp.gate_up_proj",
+    "shared_mlp.output_linear": "shared_mlp.down_proj",
+}
+_NEMOTRON = {
+    "backbone.embeddings": "model.embed_tokens",
+    "backbone.norm_f": "model.norm",
+    "backbone": "model",
+    "model.embeddings": "model.embed_tokens",
+    "norm_f": "norm",
+    "gate.e_score_correction_bias": "expert_bias",
+}
+# by architecture: whole parts of dotted names, longer ones first
+_COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
+    "GraniteMoeForCausalLM": _GRANITE,
+    "GraniteMoeHybridForCausalLM": _GRANITE,
+    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2MoeForCausalLM": _LFM2,
+    "Lfm3ForCausalLM": _LFM3,
+    "NemotronHForCausalLM": _NEMOTRON,
+}
+
+
+def common_name(name: str, architecture: str) -> str:
+    """A tensor's or a module's name as Llama's, Qwen's and Mixtral's files have it."""
+    names = _COMMON_NAMES.get(architecture, {})
+    if not names:
+        return name
+    pattern = "|".join(re.escape(part) for part in names)
+    return re.sub(rf"(?<![^.])({pattern})(?![^.])", lambda match: names[match[1]], name)

@@ -1,0 +1,70 @@
+"""Tensor names of layers that keep a state, and where each goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.mamba2 import Mamba2
+from bulkrun.models.decoder.short_conv import ShortConv
+from bulkrun.models.loading.row_orders import BY_KEY_HEAD, ba_order, qkvz_order
+from bulkrun.models.loading.target import Target, parts_of, whole
+
+
+def state_targets(
+    layer: str, part: str | None, module: GatedDeltaNet | Mamba2 | ShortConv, config: DecoderConfig
+) -> Iterator[tuple[str, Target]]:
+    """Those of a layer; their names begin with its prefix and the part's, or that which is common for its kind."""
+    if isinstance(module, GatedDeltaNet):
+        yield from _delta_net_targets(layer + (part or "linear_attn."), module, config)
+    elif isinstance(module, Mamba2):
+        yield from _mamba2_targets(layer + (part or "mamba."), module, config)
+    else:
+        yield from _short_conv_targets(layer + (part or "conv."), module, config)
+
+
+def _delta_net_targets(prefix: str, net: GatedDeltaNet, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    sizes = config.recurrence
+    assert isinstance(sizes, DeltaNetConfig), "there are none in other models"
+    num_heads = sizes.num_value_heads
+    if config.architecture in BY_KEY_HEAD:
+        orders = {"in_proj_qkvz": qkvz_order(sizes), "in_proj_ba": ba_order(sizes)}
+        yield from parts_of(prefix, net.qkvz_proj, {"in_proj_qkvz": sizes.conv_dim + sizes.value_dim}, orders)
+        yield from parts_of(prefix, net.ba_proj, {"in_proj_ba": 2 * num_heads}, orders)
+    else:
+        yield from parts_of(prefix, net.qkvz_proj, {"in_proj_qkv": sizes.conv_dim, "in_proj_z": sizes.value_dim})
+        yield from parts_of(prefix, net.ba_proj, {"in_proj_b": num_heads, "in_proj_a": num_heads})
+    yield f"{prefix}conv1d.weight", _convolution(net.conv)
+    yield f"{prefix}A_log", whole(net.a_log)
+    yield f"{prefix}dt_bias", whole(net.dt_bias)
+    yield f"{prefix}norm.weight", whole(net.norm.weight)
+    yield from parts_of(prefix, net.o_proj, {"out_proj": config.hidden_size})
+
+
+def _mamba2_targets(prefix: str, module: Mamba2, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    yield from parts_of(prefix, module.in_proj, {"in_proj": sum(module.parts)})
+    yield f"{prefix}conv1d.weight", _convolution(module.conv)
+    if module.conv_bias is not None:
+        yield f"{prefix}conv1d.bias", whole(module.conv_bias)
+    for name, parameter in (("A_log", module.a_log), ("dt_bias", module.dt_bias), ("D", module.d)):
+        yield f"{prefix}{name}", whole(parameter)
+    yield f"{prefix}norm.weight", Target(module.norm.weight.data, (module.norm.weight.numel(),))
+    yield from parts_of(prefix, module.o_proj, {"out_proj": config.hidden_size})
+
+
+def _short_conv_targets(prefix: str, module: ShortConv, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    yield from parts_of(prefix, module.in_proj, {"in_proj": 3 * config.hidden_size})
+    yield f"{prefix}conv.weight", _convolution(module.conv)
+    if module.conv_bias is not None:
+        yield f"{prefix}conv.bias", whole(module.conv_bias)
+    yield from parts_of(prefix, module.o_proj, {"out_proj": config.hidden_size})
+
+
+def _convolution(weight_WC: nn.Parameter) -> Target:
+    """Stored channel by channel [C, 1, W], as torch has it."""
+    width, num_channels = weight_WC.shape
+    return Target(weight_WC.data[:, None].permute(2, 1, 0), (num_channels, 1, width))

@@ -1,0 +1,99 @@
+"""Files of models with states as they are on the hub: their own words for sizes, layers and tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from tests.models.decoder.test_decoder import random_tokens, whole_prompt_logits
+from tests.models.load import load_model
+from tests.models.paged_driver import tolerance_of
+from tests.models.tiny_models import VARIANTS, save_published
+
+LFM2 = {  # as LiquidAI/LFM2-1.2B has them
+    "block_dim": 48,
+    "block_ff_dim": 72,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 16,
+    "block_auto_adjust_ff_dim": True,
+    "block_norm_eps": 1e-05,
+    "block_use_swiglu": True,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 48,
+    "norm_eps": 1e-03,
+    "full_attn_idxs": [1, 3],
+    "num_heads": 6,
+    "rope_theta": 1000000.0,
+    "theta": 1000000.0,
+    "tie_embedding": True,
+}
+LFM2_MOE = {
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "norm_eps": 1e-03,
+    "num_dense_layers": 2,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "tie_embedding": True,
+}
+NEMOTRON = {  # as nvidia/NVIDIA-Nemotron-Nano-9B-v2 and NVIDIA-Nemotron-3-Nano-30B-A3B have them
+    "hybrid_override_pattern": "M-M*E",
+    "num_hidden_layers": 5,
+    "attention_bias": False,
+    "layer_norm_epsilon": 1e-3,
+    "mamba_hidden_act": "silu",
+    "mamba_proj_bias": False,
+    "mlp_hidden_act": "relu2",
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 1,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "residual_in_fp32": False,
+    "rms_norm_eps": 0.5,
+    "time_step_limit": [0.0, float("inf")],
+    "use_bias": False,
+    "use_conv_bias": True,
+}
+GRANITE = {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chunk_size": 256, "mamba_expand": 2}
+
+
+@pytest.mark.parametrize(
+    ("variant", "left_out", "keys"),
+    [
+        ("lfm2_moe", ("tie_word_embeddings",), LFM2_MOE),
+        ("lfm3", ("layer_types",), {"norm_eps": 1e-3, "num_hidden_layers": 6}),
+        ("nemotron_h", ("layers_block_type", "intermediate_size"), NEMOTRON | {"hybrid_override_pattern": "MM*EE"}),
+        ("nemotron_h", ("layers_block_type",), NEMOTRON | {"norm_topk_prob": False}),
+        ("granite_4", (), GRANITE | {"position_embedding_type": "rope", "mamba_d_head": "auto"}),
+        ("granite_h", ("mamba_d_head",), GRANITE | {"mamba_d_head": "auto", "position_embedding_type": "nope"}),
+        ("granite_h_moe", (), GRANITE | {"time_step_limit": [0.0, float("inf")]}),
+        ("lfm2", ("intermediate_size", "layer_types", "tie_word_embeddings"), LFM2),
+        ("lfm2", ("layer_types",), LFM2 | {"tie_embedding": False, "block_ffn_dim_multiplier": 1.4}),
+    ],
+)
+def test_a_published_file_means_what_it_means_to_transformers(
+    variant: str, left_out: tuple[str, ...], keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, changes = VARIANTS[variant]
+    monkeypatch.setitem(VARIANTS, variant, (architecture, {k: v for k, v in changes.items() if k not in left_out}))
+    reference = save_published(tmp_path, variant, **keys)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k not in left_out}))
+    tokens = random_tokens(60, seed=9)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=tolerance_of(variant), rtol=0)
+    config = ModelConfig.from_dir(tmp_path)
+    assert isinstance(config, DecoderConfig)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) != config.tie_word_embeddings
