@@ -46,8 +46,7 @@ struct Noise {
     }
 
     f32x16 uniform(u32x16 token) const {
-        const f32x16 x = __builtin_convertvector((i32x16)bits_of(token), f32x16);
-        return (x + 0.5f) * 0x1p-31f;
+        return (as_floats((i32x16)bits_of(token)) + 0.5f) * 0x1p-31f;
     }
 
     float gumbel(uint32_t token) const {
@@ -58,7 +57,7 @@ struct Noise {
 
 // No less than the noise of these uniform numbers: by their exponents alone.
 static f32x16 bound_of(f32x16 uniform) {
-    return __builtin_convertvector(127 - ((i32x16)uniform >> 23), f32x16) * LN_2;
+    return as_floats(127 - ((i32x16)uniform >> 23)) * LN_2;
 }
 
 // The best token so far, logit and noise together; of equals the first.
@@ -157,10 +156,10 @@ static void weigh(const T* row, long size, float highest, float temperature, flo
         f32x16 all = {}, within[Levels::NUM] = {};
         for (long i = first; i < std::min(first + RUN, size); i += LANES) {
             const f32x16 below = (highest - numbers(row, i, size)) * inverse;
-            const f32x16 weight = below <= deepest ? exp2_of<float>(below * -LOG2_E) : f32x16{};
+            const f32x16 weight = select(below <= deepest, exp2_of<float>(below * -LOG2_E), f32x16{});
             all += weight;
             for (int level = 0; level < Levels::NUM; level++)
-                within[level] += below <= levels.depth[level] ? weight : f32x16{};
+                within[level] += select(below <= levels.depth[level], weight, f32x16{});
         }
         levels.total += sum(all);
         for (int level = 0; level < Levels::NUM; level++) levels.weight[level] += sum(within[level]);

@@ -8,41 +8,27 @@ struct fp8 {
     uint8_t bits;
 };
 
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-
 // The numbers of sixteen bytes, one to a lane.
 inline f32x16 numbers_of(u32x16 bytes) {
     const i32x16 magnitude = (i32x16)((bytes & 0x7f) << 20);
     const f32x16 normal = (f32x16)(magnitude + (120 << 23));
     const f32x16 small = (f32x16)(magnitude + (121 << 23)) - 0x1p-6f;  // of exponent 0: no one before the fraction
-    const i32x16 number = magnitude < (8 << 20) ? (i32x16)small : (i32x16)normal;
-    return (f32x16)((u32x16)(magnitude == (0x7f << 20) ? 0x7fc00000 : number) | (bytes & 0x80) << 24);
+    const i32x16 number = select(magnitude < (8 << 20), (i32x16)small, (i32x16)normal);
+    const i32x16 whole = select(magnitude == (0x7f << 20), i32x16{} + 0x7fc00000, number);
+    return (f32x16)((u32x16)whole | (bytes & 0x80) << 24);
 }
 
-inline f32x16 load(const fp8* p) {
-    u8x16 bytes;
-    memcpy(&bytes, p, sizeof bytes);
-#ifdef __AVX512F__
-    return numbers_of((u32x16)_mm512_cvtepu8_epi32((__m128i)bytes));
-#else
-    return numbers_of(__builtin_convertvector(bytes, u32x16));
-#endif
-}
+inline f32x16 load(const fp8* p) { return numbers_of(load_bytes(p)); }
 
 // Round to nearest, ties to even; what lies beyond +-448 saturates there, and what is not a number stays so.
 inline void store(fp8* p, f32x16 x) {
     const u32x16 bits = (u32x16)x, magnitude = bits & 0x7fffffff;
     const u32x16 normal = ((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20) - (120 << 3);
     const u32x16 small = (u32x16)((f32x16)magnitude + 0x1p14f) - (u32x16)broadcast(0x1p14f);  // in units of 2^-9
-    u32x16 rounded = magnitude < (121u << 23) ? small : normal;
-    rounded = rounded > 0x7e ? 0x7e : rounded;
-    rounded = (magnitude > 0x7f800000 ? 0x7f : rounded) | (bits >> 24 & 0x80);
-#ifdef __AVX512F__
-    const u8x16 bytes = (u8x16)_mm512_cvtepi32_epi8((__m512i)rounded);
-#else
-    const u8x16 bytes = __builtin_convertvector(rounded, u8x16);
-#endif
-    memcpy(p, &bytes, sizeof bytes);
+    u32x16 rounded = select(magnitude < (121u << 23), small, normal);
+    rounded = select(rounded > 0x7e, u32x16{} + 0x7e, rounded);
+    rounded = select(magnitude > 0x7f800000, u32x16{} + 0x7f, rounded) | (bits >> 24 & 0x80);
+    store_bytes(p, rounded);
 }
 
 #ifdef __AVX512BF16__

@@ -30,9 +30,7 @@ struct ByteWords {
 
 // Sums in int32, less what their row's zeros have added, as numbers.
 inline f32x16 numbers_of(const float* sums, const int32_t* zeros) {
-    i32x16 offset;
-    memcpy(&offset, zeros, sizeof offset);
-    return __builtin_convertvector((i32x16)load(sums) - offset, f32x16);
+    return as_floats((i32x16)load(sums) - (i32x16)load_words((const uint32_t*)zeros));
 }
 
 // The largest magnitude of a row; not a number, where there is one that is none.
@@ -41,7 +39,7 @@ inline float largest_magnitude(const T* x, long size) {
     u32x16 most = {};
     for (long i = 0; i < size; i += LANES) {
         const u32x16 bits = (u32x16)load(x + i, size - i) & 0x7fffffff;  // in the order of the magnitudes
-        most = bits > most ? bits : most;
+        most = select(bits > most, bits, most);
     }
     uint32_t all = 0;
     for (int i = 0; i < LANES; i++) all = std::max(all, most[i]);

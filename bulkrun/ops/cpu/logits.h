@@ -16,7 +16,7 @@ constexpr float LEAST = -std::numeric_limits<float>::infinity();
 template <class T>
 static f32x16 numbers(const T* row, long i, long size) {
     if (size - i >= LANES) return load(row + i);
-    return IOTA < (int32_t)(size - i) ? load(row + i, size - i) : broadcast(LEAST);
+    return select(IOTA < (int32_t)(size - i), load(row + i, size - i), broadcast(LEAST));
 }
 
 struct Highest {

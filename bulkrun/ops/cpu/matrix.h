@@ -6,26 +6,19 @@
 
 #include "fp8.h"
 #include "tiles.h"
+#include "transpose.h"
 #include "wide.h"
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
-
-inline void store_words(uint32_t* p, u32x16 x) { memcpy(p, &x, sizeof x); }
-
-inline u32x16 load_words(const uint32_t* p) {
-    u32x16 x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
 
 // Sixteen words of memory, from number `first` of a vector of `size` on; zeros behind its end.
 template <class C>
 inline u32x16 load_line(const C* p, long first, long size) {
     const long left = (size - first) * (long)sizeof(C);
     if (left >= (long)sizeof(u32x16)) return load_words((const uint32_t*)(p + first));
-    u32x16 x = {};
-    if (left > 0) memcpy(&x, p + first, left);
-    return x;
+    uint32_t x[LANES] = {};
+    if (left > 0) memcpy(x, p + first, left);
+    return load_words(x);
 }
 
 // How many words the numbers are that one word of memory holds.
@@ -137,28 +130,6 @@ inline void interleave(const T* const* vectors, long size, uint32_t* out) {
         store_words(out + i, front);
         store_words(out + i + LANES, back);
     }
-}
-
-// 16 x 16 words, in place: four rounds that swap ever larger squares.
-inline void transpose(u32x16* square) {
-#define SWAP(SIZE, LOW, HIGH)                                                          \
-    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) {                         \
-        if (i & SIZE) continue;                                                        \
-        u32x16 a = square[i], b = square[i + SIZE];                                    \
-        square[i] = __builtin_shuffle(a, b, u32x16 LOW);                               \
-        square[i + SIZE] = __builtin_shuffle(a, b, u32x16 HIGH);                       \
-    }
-#define LANE_LIST(...) {__VA_ARGS__}
-    SWAP(1, LANE_LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-         LANE_LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
-    SWAP(2, LANE_LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-         LANE_LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-    SWAP(4, LANE_LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-         LANE_LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-    SWAP(8, LANE_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-         LANE_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-#undef LANE_LIST
-#undef SWAP
 }
 
 // The same from one place to another. Strides in words.

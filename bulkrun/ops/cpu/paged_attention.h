@@ -229,7 +229,7 @@ struct Attention {
             f32x16 score = load(scores + key);
             if (low > key || at < key + LANES - 1) {
                 const i32x16 index = IOTA + (int32_t)key;
-                score = (index >= (int32_t)low) & (index <= (int32_t)at) ? score : broadcast(-__builtin_inff());
+                score = select((index >= (int32_t)low) & (index <= (int32_t)at), score, broadcast(-__builtin_inff()));
                 store(scores + key, score);
             }
             best = larger(score, best);

@@ -84,7 +84,7 @@ struct Gelu {
         p = p * t - 0.284496736f;
         p = p * t + 0.254829592f;
         const f32x16 tail = 0.5f * p * t * exp2_of<T>(x * x * (-0.5f * LOG2_E));
-        return x * (x < 0.0f ? tail : 1.0f - tail);
+        return x * select(x < 0.0f, tail, 1.0f - tail);
     }
 };
 

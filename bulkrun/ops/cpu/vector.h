@@ -1,4 +1,4 @@
-// Sixteen floats at a time, in GCC's vector extensions: one register with AVX-512, several elsewhere.
+// Sixteen floats at a time: one register with AVX-512, in GCC's vector extensions, and several elsewhere (`sixteen.h`).
 // Knows number formats; knows no op.
 #pragma once
 
@@ -7,22 +7,28 @@
 
 #ifdef __AVX512F__
 #include <immintrin.h>
+#else
+#include "sixteen.h"
 #endif
 
 constexpr int LANES = 16;
+
+struct bf16 {
+    uint16_t bits;
+};
+
+#ifdef __AVX512F__
 
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
-struct bf16 {
-    uint16_t bits;
-};
-
 constexpr i32x16 IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-inline f32x16 broadcast(float x) { return f32x16{} + x; }
+// Of each pair the first where the mask holds.
+template <class V>
+inline V select(i32x16 mask, V a, V b) { return mask ? a : b; }
 
 inline f32x16 load(const float* p) {
     f32x16 x;
@@ -30,28 +36,62 @@ inline f32x16 load(const float* p) {
     return x;
 }
 
+inline u32x16 load_words(const uint32_t* p) {
+    u32x16 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+// GCC widens in four pieces, and takes bytes one by one.
 inline f32x16 load(const bf16* p) {
     u16x16 half;
     memcpy(&half, p, sizeof half);
-#ifdef __AVX512F__  // GCC widens in four pieces
     return (f32x16)((u32x16)_mm512_cvtepu16_epi32((__m256i)half) << 16);
-#else
-    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
-#endif
 }
 
-inline f32x16 load(const uint8_t* p) {
-    typedef uint8_t u8x16 __attribute__((vector_size(16)));
-    u8x16 bytes;
-    memcpy(&bytes, p, sizeof bytes);
-#ifdef __AVX512F__  // GCC takes them one by one
-    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
-#else
-    return __builtin_convertvector(bytes, f32x16);
-#endif
-}
+inline u32x16 load_bytes(const void* p) { return (u32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 
 inline void store(float* p, f32x16 x) { memcpy(p, &x, sizeof x); }
+inline void store_words(uint32_t* p, u32x16 x) { memcpy(p, &x, sizeof x); }
+
+inline void store_halves(void* p, u32x16 x) {
+    const u16x16 half = __builtin_convertvector(x, u16x16);
+    memcpy(p, &half, sizeof half);
+}
+
+inline void store_bytes(void* p, u32x16 x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x)); }
+
+inline f32x16 as_floats(i32x16 x) { return __builtin_convertvector(x, f32x16); }
+
+#else
+
+typedef Sixteen<float> f32x16;
+typedef Sixteen<int32_t> i32x16;
+typedef Sixteen<uint32_t> u32x16;
+
+inline i32x16 iota() {
+    int32_t lanes[LANES];
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
+    return load_parts<int32_t>(lanes);
+}
+
+static const i32x16 IOTA = iota();
+
+inline f32x16 load(const float* p) { return load_parts<float>(p); }
+inline f32x16 load(const bf16* p) { return (f32x16)(load_converted<uint32_t>((const uint16_t*)p) << 16); }
+inline u32x16 load_words(const uint32_t* p) { return load_parts<uint32_t>(p); }
+inline u32x16 load_bytes(const void* p) { return load_converted<uint32_t>((const uint8_t*)p); }
+inline void store(float* p, f32x16 x) { store_parts(p, x); }
+inline void store_words(uint32_t* p, u32x16 x) { store_parts(p, x); }
+inline void store_halves(void* p, u32x16 x) { store_converted((uint16_t*)p, x); }
+inline void store_bytes(void* p, u32x16 x) { store_converted((uint8_t*)p, x); }
+inline f32x16 as_floats(i32x16 x) { return converted<float>(x); }
+
+#endif
+
+inline f32x16 broadcast(float x) { return f32x16{} + x; }
+
+inline f32x16 load(const uint8_t* p) { return as_floats((i32x16)load_bytes(p)); }
 
 // Round to nearest, ties to even; what is not a number stays so.
 inline void store(bf16* p, f32x16 x) {
@@ -59,10 +99,8 @@ inline void store(bf16* p, f32x16 x) {
     __m256bh half = _mm512_cvtneps_pbh((__m512)x);
     memcpy(p, &half, sizeof half);
 #else
-    u32x16 bits = (u32x16)x;
-    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    u16x16 half = __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40, u16x16);
-    memcpy(p, &half, sizeof half);
+    const u32x16 bits = (u32x16)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    store_halves(p, select(x == x, rounded, (bits >> 16) | 0x40));
 #endif
 }
 
@@ -88,9 +126,9 @@ inline f32x16 load_apart(const float* p, int stride) {
 #ifdef __AVX512F__
     return (f32x16)_mm512_i32gather_ps((__m512i)(IOTA * stride), p, 4);
 #else
-    f32x16 x;
-    for (int i = 0; i < LANES; i++) x[i] = p[i * stride];
-    return x;
+    float numbers[LANES];
+    for (int i = 0; i < LANES; i++) numbers[i] = p[i * stride];
+    return load(numbers);
 #endif
 }
 
@@ -99,9 +137,9 @@ inline u32x16 rounded_to_int(f32x16 x) {
 #ifdef __AVX512F__
     return (u32x16)_mm512_cvtps_epi32((__m512)x);
 #else
-    i32x16 whole;
+    int32_t whole[LANES];
     for (int i = 0; i < LANES; i++) whole[i] = x[i] == x[i] ? (int32_t)__builtin_rintf(x[i]) : 0;
-    return (u32x16)whole;
+    return (u32x16)load_parts<int32_t>(whole);
 #endif
 }
 
@@ -110,7 +148,10 @@ inline f32x16 looked_up(f32x16 table, u32x16 index) {
 #ifdef __AVX512F__
     return (f32x16)_mm512_permutexvar_ps((__m512i)index, (__m512)table);
 #else
-    return __builtin_shuffle(table, (i32x16)(index & 15));
+    float all[LANES], found[LANES];
+    store(all, table);
+    for (int i = 0; i < LANES; i++) found[i] = all[index[i] & 15];
+    return load(found);
 #endif
 }
 
@@ -129,21 +170,23 @@ inline bool any(i32x16 holds) {
 #ifdef __AVX512F__
     return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
 #else
+    const auto all = folded(holds, [](auto a, auto b) { return a | b; });
     int32_t some = 0;
-    for (int i = 0; i < LANES; i++) some |= holds[i];
+    for (int i = 0; i < WIDTH; i++) some |= all[i];
     return some != 0;
 #endif
 }
 
-inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
-inline f32x16 smaller(f32x16 a, f32x16 b) { return a < b ? a : b; }
+inline f32x16 larger(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+inline f32x16 smaller(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 
 inline float sum(f32x16 x) {
 #ifdef __AVX512F__
     return _mm512_reduce_add_ps((__m512)x);
 #else
+    const auto all = folded(x, [](auto a, auto b) { return a + b; });
     float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
+    for (int i = 0; i < WIDTH; i++) total += all[i];
     return total;
 #endif
 }
@@ -152,8 +195,9 @@ inline float largest(f32x16 x) {
 #ifdef __AVX512F__
     return _mm512_reduce_max_ps((__m512)x);
 #else
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+    const auto all = folded(x, [](auto a, auto b) { return a > b ? a : b; });
+    float most = all[0];
+    for (int i = 1; i < WIDTH; i++) most = all[i] > most ? all[i] : most;
     return most;
 #endif
 }
@@ -177,7 +221,7 @@ inline f32x16 exp2_of(f32x16 x) {
         p = p * r + 6.931218147e-1f;
         p = p * r + 9.999992614e-1f;
     }
-    return x < -126.0f ? f32x16{} : p * (f32x16)((i32x16)shifted << 23);
+    return select(x < -126.0f, f32x16{}, p * (f32x16)((i32x16)shifted << 23));
 }
 
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -188,7 +232,7 @@ inline f32x16 magnitude(f32x16 x) { return (f32x16)((u32x16)x & 0x7fffffffu); }
 template <class T>
 inline f32x16 sigmoid(f32x16 x) {
     f32x16 e = exp2_of<T>(magnitude(x) * -LOG2_E);
-    return (x < 0.0f ? e : broadcast(1.0f)) / (1.0f + e);
+    return select(x < 0.0f, e, broadcast(1.0f)) / (1.0f + e);
 }
 
 inline f32x16 tanh_of(f32x16 x) { return 2.0f * sigmoid<float>(2.0f * x) - 1.0f; }

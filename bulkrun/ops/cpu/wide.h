@@ -1,16 +1,8 @@
-// As many floats at a time as a register holds, where sums are to stay in registers. Knows no op.
+// As many floats at a time as a register holds, where many sums are to stay in registers. Knows no op.
 #pragma once
 
 #include "vector.h"
-
-// Sixteen floats that are in several registers GCC keeps in memory, each time they change.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8;
-#else
-constexpr int WIDTH = 4;
-#endif
+#include "width.h"
 
 constexpr int PER_VECTOR = LANES / WIDTH;  // of them in sixteen floats
 
