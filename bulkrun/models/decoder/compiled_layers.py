@@ -5,17 +5,29 @@ from __future__ import annotations
 import torch
 
 from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
-from bulkrun.ops.cpu.layer_mixers import AttentionWeights, DeltaNetWeights, can_mix_delta_net
+from bulkrun.models.decoder.short_conv import ShortConv
+from bulkrun.ops.cpu.attention_mixer import AttentionWeights
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import Matrix
+from bulkrun.ops.cpu.state_mixers import (
+    DeltaNetWeights,
+    Mamba2Weights,
+    ShortConvWeights,
+    StateWeights,
+    can_mix_delta_net,
+    can_mix_mamba2,
+    can_mix_short_conv,
+)
 
 _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more takes so long that calls do not count
 
@@ -36,10 +48,12 @@ def compile_layers(model: Decoder) -> LayerStack | None:
 
 
 def _can_mix(config: DecoderConfig) -> bool:
-    net = config.recurrence
-    if isinstance(net, DeltaNetConfig):
-        return can_mix_delta_net(net.num_value_heads, net.key_head_dim, net.value_head_dim)
-    return net is None
+    kind = config.recurrence
+    if isinstance(kind, DeltaNetConfig):
+        return can_mix_delta_net(kind.num_value_heads, kind.key_head_dim, kind.value_head_dim)
+    if isinstance(kind, Mamba2Config):
+        return can_mix_mamba2(kind.num_heads, kind.state_size, kind.head_dim)
+    return kind is None or can_mix_short_conv(config.hidden_size)
 
 
 def _are_suitable_linears(model: Decoder) -> bool:
@@ -94,11 +108,9 @@ def _weights(
     layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
-    mixer = (
-        _delta_net(attention, config)
-        if isinstance(attention, GatedDeltaNet)
-        else _attention(attention, None if rope is None else ropes.index(rope))
-    )
+    is_attention = isinstance(attention, Attention)
+    rotary = None if rope is None else ropes.index(rope)
+    mixer = _attention(attention, rotary) if is_attention else _with_state(attention, config)
     return LayerWeights(
         input_norm=_norm(layer.input_norm),
         mixer=mixer,
@@ -120,6 +132,17 @@ def _attention(attention: Attention, rotary: int | None) -> AttentionWeights:
         sliding_window=attention.sliding_window,
         rotary=rotary,
     )
+
+
+def _with_state(module: GatedDeltaNet | Mamba2 | ShortConv, config: DecoderConfig) -> StateWeights:
+    if isinstance(module, GatedDeltaNet):
+        return _delta_net(module, config)
+    if isinstance(module, ShortConv):
+        return ShortConvWeights(_matrix(module.in_proj), module.conv, module.conv_bias)
+    return Mamba2Weights(
+        _matrix(module.in_proj), module.conv, module.conv_bias, module.norm.weight, module.a_log, module.dt_bias,
+        module.d,
+    )  # fmt: skip
 
 
 def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:

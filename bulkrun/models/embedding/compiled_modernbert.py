@@ -17,8 +17,8 @@ from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.step_cache import StepCache
 from bulkrun.models.embedding.two_texts import hidden_states
 from bulkrun.models.general.comparison import distance, tolerance
+from bulkrun.ops.cpu.attention_mixer import AttentionWeights
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from bulkrun.ops.cpu.layer_mixers import AttentionWeights
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels
 from bulkrun.ops.cpu.stack_memory import Matrix

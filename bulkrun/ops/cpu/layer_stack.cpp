@@ -9,6 +9,8 @@
 #include "delta_net_mixer.h"
 #include "gated.h"
 #include "layer_loop.h"
+#include "mamba2_mixer.h"
+#include "short_conv_mixer.h"
 #include "struct_layout.h"
 
 enum Activation { SILU, GELU_TANH, GELU };
@@ -21,6 +23,8 @@ struct LayerStack : BlockProducts<T> {
     const long size, x_stride, gated_stride;
     const AttentionMixer<T, N> attention;
     const DeltaNetMixer<T> delta_net;
+    const ShortConvMixer<T> short_conv;
+    const Mamba2Mixer<T> mamba2;
 
     explicit LayerStack(const Stack& s)
         : BlockProducts<T>{s.bytes, s.row_scales, round_up(s.widest, BYTE_PAD)},
@@ -30,7 +34,9 @@ struct LayerStack : BlockProducts<T> {
           x_stride(s.x_stride()),
           gated_stride(round_up(s.intermediate_size, PAD)),
           attention(s, *this),
-          delta_net(s, *this) {}
+          delta_net(s, *this),
+          short_conv(s, *this),
+          mamba2(s, *this) {}
 
     void run() const { run_layers<W>(*this); }
 
@@ -71,8 +77,12 @@ struct LayerStack : BlockProducts<T> {
     // `use(mixer, layer)` with this layer's kind of mixer, and its weights.
     template <class F>
     auto with_mixer(const Layer& layer, const F& use) const {
-        if (layer.mixer_kind == DELTA_NET) return use(delta_net, *(const DeltaNetLayer*)layer.mixer);
-        return use(attention, *(const AttentionLayer*)layer.mixer);
+        switch (layer.mixer_kind) {
+            case DELTA_NET: return use(delta_net, *(const DeltaNetLayer*)layer.mixer);
+            case SHORT_CONV: return use(short_conv, *(const ShortConvLayer*)layer.mixer);
+            case MAMBA2: return use(mamba2, *(const Mamba2Layer*)layer.mixer);
+            default: return use(attention, *(const AttentionLayer*)layer.mixer);
+        }
     }
 
     Mixed<T> mixed_by(const Layer& layer) const {
@@ -131,6 +141,8 @@ struct LayerStack : BlockProducts<T> {
 EXPORT_LAYOUT(Matrix, scale_bytes)
 EXPORT_LAYOUT(AttentionLayer, rotary)
 EXPORT_LAYOUT(DeltaNetLayer, norm_eps)
+EXPORT_LAYOUT(ShortConvLayer, num_taps)
+EXPORT_LAYOUT(Mamba2Layer, num_taps)
 EXPORT_LAYOUT(Layer, mlp_out_norm)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)

@@ -7,10 +7,10 @@
 constexpr int PAD = 32;  // numbers
 
 // A mixer is what brings the tokens of a sequence together: attention, or what stands in its place.
-enum MixerKind { ATTENTION, DELTA_NET };
+enum MixerKind { ATTENTION, DELTA_NET, SHORT_CONV, MAMBA2 };
 
 struct Layer {
-    const void* mixer;  // an AttentionLayer or a DeltaNetLayer
+    const void* mixer;  // an AttentionLayer or whatever its kind has
     int64_t mixer_kind;
     Matrix o, gate_up, down;
     const void *input_norm, *mlp_norm;          // before mixer and MLP; null: none

@@ -1,8 +1,9 @@
 """Every layer of a decoder over a step in one compiled call. Knows weights and sizes; knows no module.
 
-Between the ops of a narrow step more time goes by than in them. Here a layer has attention or a gated delta net
-(`layer_mixers`) and a dense gated MLP, with norms before them, after them or both; its weights are in panels of columns
-(panels.h), which the call reads from end to end: the panels that products op by op read (`panel_linear`), or a copy.
+Between the ops of a narrow step more time goes by than in them. Here a layer has attention (`attention_mixer`) or what
+keeps a state (`state_mixers`), and a dense gated MLP, with norms before them, after them or both; its weights are in
+panels of columns (panels.h), which the call reads from end to end: the panels that products op by op read
+(`panel_linear`), or a copy.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import torch
 
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
+from bulkrun.ops.cpu.attention_mixer import AttentionLayer, AttentionWeights
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
-from bulkrun.ops.cpu.layer_mixers import AttentionLayer, AttentionWeights, DeltaNetLayer, DeltaNetWeights
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import PAD, Matrix, StackMemory, padded, set_kept, set_step
+from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, ShortConvLayer, StateWeights
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.matmul.weight_kinds import values_of
 
@@ -34,7 +36,7 @@ class LayerWeights:
     """One layer: what mixes tokens in it, and gates and ups in one matrix. Norms that are None it has not."""
 
     input_norm: torch.Tensor | None  # [E]
-    mixer: AttentionWeights | DeltaNetWeights
+    mixer: AttentionWeights | StateWeights
     o: Matrix
     mixer_out_norm: torch.Tensor | None  # [E]
     mlp_norm: torch.Tensor | None  # [E]
@@ -114,15 +116,15 @@ class LayerStack:
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
         mixers = [layer.mixer for layer in layers]
-        delta_nets = [mixer for mixer in mixers if isinstance(mixer, DeltaNetWeights)]
-        self._memory = StackMemory(sizes.dtype, _row_sizes(delta_nets, sizes), _TOKEN_SCRATCH)  # tables point there
+        with_states = [mixer for mixer in mixers if not isinstance(mixer, AttentionWeights)]
+        self._memory = StackMemory(sizes.dtype, _row_sizes(with_states, sizes), _TOKEN_SCRATCH)  # tables point there
         self._mixers = [mixer.table(self._memory) for mixer in mixers]
         tables = [self._layer(*pair, sizes) for pair in zip(layers, self._mixers, strict=True)]
         self._layers = (_Layer * len(layers))(*tables)
         self._rotaries = (_Rotary * (1 + max(_rotary_of(mixer) for mixer in mixers)))()
         self._stack = _Stack(
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
-            last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=_widest(delta_nets, sizes),
+            last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=_widest(with_states, sizes),
             eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,
             residual_multiplier=sizes.residual_multiplier, activation=ACTIVATIONS.index(sizes.activation),
             is_layer_norm=sizes.is_layer_norm, gates_attention=sizes.gates_attention, sees_later=not sizes.is_causal,
@@ -132,7 +134,7 @@ class LayerStack:
         self._max_tokens = None if are_packed else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = structs.struct_function(
             f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, AttentionLayer, DeltaNetLayer,
-            panel_matrix.Matrix, _Rotary,
+            ShortConvLayer, Mamba2Layer, panel_matrix.Matrix, _Rotary,
         )  # fmt: skip
 
     @property
@@ -160,8 +162,8 @@ class LayerStack:
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
         k_caches, v_caches: [N, B, K, D] contiguous, one per layer that attends, all of the layers' dtype or all of fp8.
         kept: int64 [S], ascending: only these tokens go on after the last layer has mixed, and come out, [S, E].
-        states: of each layer that keeps some; of a delta net [R, W - 1, C] of the layers' dtype and [R, H, D, V] of
-        float32, contiguous.
+        states: of each layer that keeps some; [R, W - 1, C] of the layers' dtype, and where heads have matrices
+        [R, H, D, V] of float32, contiguous.
         """
         assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
         hidden_TE = torch.empty_like(residual_TE if kept is None else residual_TE[: len(kept)])
@@ -227,19 +229,19 @@ def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
     return Matrix(halves[0], halves[1] if len(halves) > 1 else None)
 
 
-def _rotary_of(mixer: AttentionWeights | DeltaNetWeights) -> int:
+def _rotary_of(mixer: AttentionWeights | StateWeights) -> int:
     return mixer.rotary if isinstance(mixer, AttentionWeights) and mixer.rotary is not None else -1
 
 
-def _widest(delta_nets: Sequence[DeltaNetWeights], sizes: StackSizes) -> int:
+def _widest(with_states: Sequence[StateWeights], sizes: StackSizes) -> int:
     """Numbers in the longest row that is multiplied."""
     width = sizes.num_heads * sizes.head_dim
-    return max(sizes.hidden_size, width, sizes.intermediate_size, *(one.value_dim for one in delta_nets))
+    return max(sizes.hidden_size, width, sizes.intermediate_size, *(one.mixed_size for one in with_states))
 
 
-def _row_sizes(delta_nets: Sequence[DeltaNetWeights], sizes: StackSizes) -> dict[str, int]:
+def _row_sizes(with_states: Sequence[StateWeights], sizes: StackSizes) -> dict[str, int]:
     """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
-    width, widest = sizes.num_heads * sizes.head_dim, _widest(delta_nets, sizes)
+    width, widest = sizes.num_heads * sizes.head_dim, _widest(with_states, sizes)
     qkv = width + 2 * sizes.num_kv_heads * sizes.head_dim
     rows = {
         "x": sizes.hidden_size + -sizes.hidden_size % PAD,
@@ -252,6 +254,6 @@ def _row_sizes(delta_nets: Sequence[DeltaNetWeights], sizes: StackSizes) -> dict
         "bytes": (widest + -widest % ROW_MULTIPLE) // sizes.dtype.itemsize,
         "row_scales": 4 // sizes.dtype.itemsize,
     }
-    for one in delta_nets:
+    for one in with_states:
         rows |= {name: max(size, rows.get(name, 0)) for name, size in one.scratch.items()}
     return rows

@@ -23,7 +23,7 @@ _INTEGERS = (
 
 
 class _StateSpace(ctypes.Structure):
-    """`struct StateSpace` of state_space.cpp."""
+    """`struct StateSpace` of state_space.h."""
 
     _fields_ = (*[(x, c_void_p) for x in _POINTERS], *[(x, c_int64) for x in _INTEGERS], ("num_threads", c_int32))
 
@@ -40,8 +40,7 @@ def state_space(
     """As the reference; a sequence's bits depend on its own tokens alone, however they are spread over steps."""
     dtype, num_tokens = name(xbc_TC.dtype), len(xbc_TC)
     num_heads, size, head_dim = state_RHNP.shape[1:]
-    fits = size <= c_number("max_state_size") and not head_dim % _LANES
-    if dtype is None or not fits or dt_TH.dtype != xbc_TC.dtype:
+    if dtype is None or not fits_state_space(size, head_dim) or dt_TH.dtype != xbc_TC.dtype:
         return reference(xbc_TC, dt_TH, a_log_H, dt_bias_H, d_H, state_RHNP, meta)
     assert meta.rows_S is not None, "layers with a state are given where it is"
     assert xbc_TC.stride(1) == dt_TH.stride(1) == 1 and state_RHNP.is_contiguous() and meta.rows_S.is_contiguous()
@@ -56,6 +55,11 @@ def state_space(
     )  # fmt: skip
     _function(dtype)(ctypes.byref(space))
     return out_THP
+
+
+def fits_state_space(size: int, head_dim: int) -> bool:
+    """Whether it is compiled for states of so many rows and columns; the library must be there."""
+    return size <= c_number("max_state_size") and not head_dim % _LANES
 
 
 @cache

@@ -37,8 +37,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.08}  # gemma's, summed in ei
 TOLERANCE_OF_STATES = {torch.float32: 3e-4, torch.bfloat16: 0.08}
 
 
-def load(tmp_path: Path, variant: str, dtype: torch.dtype) -> Decoder:
-    model = load_model(save_tiny_model(tmp_path / variant, variant), dtype=dtype, device="cpu")
+def load(tmp_path: Path, variant: str, dtype: torch.dtype, **changes: int) -> Decoder:
+    model = load_model(save_tiny_model(tmp_path / variant, variant, **changes), dtype=dtype, device="cpu")
     assert isinstance(model, Decoder)
     if dtype == torch.bfloat16 and model.layer_stack is None:
         pytest.skip("this processor does not multiply bf16")

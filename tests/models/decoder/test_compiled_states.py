@@ -20,6 +20,7 @@ from tests.models.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 BLOCK_SIZE, ROWS = 8, [5, 0, 3]
+VARIANTS = {"qwen3_5": {}, "lfm2_biases": {"hidden_size": 64}, "granite_h": {}}
 CHUNKS = [(13, 14), (0, 9), (4, 26)]  # of three sequences: one decodes, one begins, one goes on with its prompt
 
 
@@ -51,8 +52,11 @@ TOKENS = torch.tensor(random_tokens(sum(end - start for start, end in CHUNKS), s
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_states_are_those_of_op_by_op_and_other_rows_stay(num_threads: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    model, before = load(tmp_path, "qwen3_5", dtype), torch.get_num_threads()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_states_are_those_of_op_by_op_and_other_rows_stay(
+    variant: str, num_threads: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, before = load(tmp_path, variant, dtype, **VARIANTS[variant]), torch.get_num_threads()
     torch.set_num_threads(num_threads)
     ours, states = step(model, metadata(), TOKENS)
     torch.set_num_threads(before)
@@ -68,9 +72,12 @@ def test_states_are_those_of_op_by_op_and_other_rows_stay(num_threads: int, dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kept", [[0, 9, 31], [4], [], list(range(32))], ids=str)
-def test_of_few_tokens_come_the_same_bits_and_all_states(kept: list[int], dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_of_few_tokens_come_the_same_bits_and_all_states(
+    variant: str, kept: list[int], dtype: torch.dtype, tmp_path: Path
+) -> None:
     """The last layer is one with a state, of which no token may be left out."""
-    model = load(tmp_path, "qwen3_5", dtype)
+    model = load(tmp_path, variant, dtype, **VARIANTS[variant])
     every, states = step(model, metadata(), TOKENS)
     some, same_states = step(model, metadata(), TOKENS, torch.tensor(kept, dtype=torch.int64))
     assert torch.equal(some, every[kept])
@@ -78,9 +85,10 @@ def test_of_few_tokens_come_the_same_bits_and_all_states(kept: list[int], dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_pads_a_step_changes_nothing(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_pads_a_step_changes_nothing(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Tokens of nobody, and sequences without any."""
-    model, meta = load(tmp_path, "qwen3_5", dtype), metadata()
+    model, meta = load(tmp_path, variant, dtype, **VARIANTS[variant]), metadata()
     padded = replace(
         meta,
         slot_mapping_T=torch.cat((meta.slot_mapping_T, torch.full((5,), -1))),
@@ -97,8 +105,9 @@ def test_what_pads_a_step_changes_nothing(dtype: torch.dtype, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_in_any_chunks_and_beside_anybody_the_same_bits(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = load(tmp_path, "qwen3_5", dtype)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_any_chunks_and_beside_anybody_the_same_bits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = load(tmp_path, variant, dtype, **VARIANTS[variant])
     model.drop_head()  # torch's product
     sequences, prompt_lens = [random_tokens(length, seed=length) for length in (60, 33, 21, 2)], [50, 33, 7, 1]
     together = forced_logits(model, sequences, prompt_lens)
@@ -116,3 +125,10 @@ def test_heads_that_are_not_compiled_go_op_by_op(sizes: tuple[int, int, int], tm
     path = save_tiny_model(tmp_path, "qwen3_5", **changes, linear_num_value_heads=num_heads)
     model = load_model(path, dtype=torch.float32, device="cpu")
     assert (model.layer_stack is not None) == (sizes == (32, 18, 4))
+
+
+@pytest.mark.parametrize(("variant", "changes"), [("lfm2", {}), ("granite_h", {"mamba_n_heads": 8})])
+def test_sizes_that_fill_no_words_go_op_by_op(variant: str, changes: dict[str, int], tmp_path: Path) -> None:
+    """Of LFM2 48 channels, of Granite heads of 12 dimensions."""
+    path = save_tiny_model(tmp_path, variant, **changes)
+    assert load_model(path, dtype=torch.float32, device="cpu").layer_stack is None
