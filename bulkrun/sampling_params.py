@@ -116,7 +116,9 @@ class Thinking(NamedTuple):
     max_tokens: int | None = None
 
 
-ToolFormat = Literal["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
+ToolFormat = Literal[
+    "hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "qwen3_coder", "glm45", "harmony"
+]
 
 
 class ToolCalls(NamedTuple):

@@ -102,7 +102,7 @@ TAGGED_FORMATS = frozenset(_TAGS)
 def _function(rule: str, function: Function, texts: Collection[str], to_json: ToJson, tags: _Tags) -> list[str]:
     """The rules of a call of one function, from its name on: its parameters in their order."""
     name, parameters = function["name"], function["parameters"]
-    schemas = _schemas(name, parameters)
+    schemas = parameter_schemas(name, parameters)
     _refuse_odd(name, schemas)
     required, used = set(parameters.get("required", ())), [f"{rule}_{index}" for index in range(len(schemas))]
     parts = [one if key in required else f"{one}?" for one, key in zip(used, schemas, strict=True)]
@@ -114,8 +114,8 @@ def _function(rule: str, function: Function, texts: Collection[str], to_json: To
     return rules
 
 
-def _schemas(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of each parameter."""
+def parameter_schemas(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of each parameter of a function. Raises ValueError where they are not declared one by one."""
     declared = parameters.get("properties", {})
     if not declared and (together := [key for key in _TOGETHER if key in parameters]):
         raise ValueError(

@@ -10,6 +10,16 @@ import re
 
 from bulkrun.request import ToolFormat
 
+# What tells a format, in this order: each of the words stands in the template.
+_SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("granite", ("<|tool_call|>",)),
+    ("nemotron_json", ("<TOOLCALL>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),  # LFM2's own templates write no earlier calls
+    ("lfm2", ("List of tools: ", "keep_past_thinking")),  # nor do the first ones of 2.5, which list tools without it
+    ("harmony", ("<|channel|>", "functions.")),
+)
 _OTHERS = ("<function", "<arg_", "<parameter", "<invoke")  # within <tool_call>
 _AFTER_NAME = "<tool_sep>"  # of Hunyuan, whose calls are else as GLM's
 _PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the arguments, as Llama's templates have it
@@ -17,12 +27,9 @@ _PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the argumen
 
 def tool_format_of(source: str) -> ToolFormat | None:
     """The format of its tool calls, or None where the template has none of those that can be read."""
-    if "[TOOL_CALLS]" in source:
-        return "mistral"
-    if "<|tool_call|>" in source:
-        return "granite"
-    if "<|channel|>" in source and "functions." in source:
-        return "harmony"
+    told = next((one for one, signs in _SIGNS if all(sign in source for sign in signs)), None)
+    if told is not None:
+        return told
     if "<tool_call>" in source:
         return _within_tool_call(source)
     if "<|start_header_id|>" in source and "tool_calls" in source and _PARAMETERS.search(source):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from bulkrun.text.closed_schema import closed
+from bulkrun.text.python_calls import python_rules
 from bulkrun.text.tagged_calls import TAGGED_FORMATS, literal, tagged_rules
 
 SpecialId = Callable[[str], int | None]  # of a text that is a special token
@@ -31,7 +32,7 @@ _NAME = re.compile(r"[^\s<]+")
 def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str:
     """The Lark grammar of a `StructuredOutput` of the kind `tool_calls`. Raises ValueError for a schema too deep."""
     bound = json.loads(value)
-    rules = _tagged if bound["format"] in TAGGED_FORMATS else _in_json
+    rules = _tagged if bound["format"] in TAGGED_FORMATS else _lfm2 if bound["format"] == "lfm2" else _in_json
     try:
         return "\n".join(rules(bound, special_id))
     except RecursionError:
@@ -43,6 +44,13 @@ def _tagged(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
     mark = partial(_marker, special_id=special_id)
     more = "" if bound["one"] else ' ("\\n"? call)*'
     return [f"start: call{more}", *tagged_rules(bound["format"], bound["functions"], bound["texts"], _schema, mark)]
+
+
+def _lfm2(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
+    """The rules of a list of calls as in Python."""
+    begin, end = _marker("<|tool_call_start|>", special_id), _marker("<|tool_call_end|>", special_id)
+    more = "" if bound["one"] else ' (", " call)*'
+    return [f'start: {begin} "[" call{more} "]" {end}', *python_rules(bound["functions"], _schema)]
 
 
 def _in_json(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
@@ -85,9 +93,13 @@ def _granite(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
     return _listed(_marker("<|tool_call|>", special_id), names, one)
 
 
-def _listed(begin: str, names: list[str], one: bool) -> list[str]:
+def _nemotron(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    return _listed(_marker("<TOOLCALL>", special_id), names, one, _marker("</TOOLCALL>", special_id))
+
+
+def _listed(begin: str, names: list[str], one: bool, end: str = "") -> list[str]:
     more = "" if one else ' (", " object)*'
-    return [f'start: {begin} / ?/ "[" object{more} "]"', *_objects(names, "arguments")]
+    return [f'start: {begin} / ?/ "[" object{more} "]" {end}', *_objects(names, "arguments")]
 
 
 def _harmony(names: list[str], _one: bool, special_id: SpecialId) -> list[str]:
@@ -113,6 +125,7 @@ _FORMATS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
     "llama3_json": _llama,
     "mistral": _mistral,
     "granite": _granite,
+    "nemotron_json": _nemotron,
     "harmony": _harmony,
 }
 

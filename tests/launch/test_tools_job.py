@@ -27,6 +27,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 COLOR, SIZE = tool("color", of={"enum": ["red", "green", "blue"]}), tool("size", in_m={"type": "integer", "maximum": 9})
+THINKERS = {"harmony", "nemotron_json", "lfm2"}  # forms of models that may think before they call
 OF_ROWS = [[COLOR], [SIZE], [COLOR, SIZE], [COLOR]]
 
 
@@ -78,7 +79,7 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
     assert len({row["tool_calls"][0]["id"] for row in made}) == 4, "ids are those of rows"
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "harmony"])
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "harmony", "nemotron_json", "lfm2"])
 @pytest.mark.parametrize("of_job", [True, False])
 def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:
     """Digits are a text where the schema says so, in forms that write texts without quotes."""
@@ -86,7 +87,7 @@ def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: boo
         "zips", code={"type": "string", "enum": ["123", "true"]}, days={"type": "integer", "minimum": 0, "maximum": 9}
     )
     rows: Any = [{"text": text, "tools": [zips]} for text in ("def f(x):", "class A:")]
-    thinking = {"thinking": {"max_tokens": 4}} if form == "harmony" else {}
+    thinking = {"thinking": {"max_tokens": 4}} if form in THINKERS else {}
     job = job_over(
         tmp_path,
         rows,
@@ -95,7 +96,7 @@ def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: boo
     )
     for row in rows_of(job):
         assert_calls_one_of(row, [zips])
-        assert ("reasoning" in row) is (form == "harmony")
+        assert ("reasoning" in row) is (form in THINKERS)
 
 
 def test_gpt_oss_is_told_by_its_template_and_thinks_in_a_column(tmp_path: Path) -> None:

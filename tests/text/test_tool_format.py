@@ -8,15 +8,32 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from bulkrun.job.outputs.call import Call
+from bulkrun.job.outputs.tool_calls import split_calls
 from bulkrun.job.prompts.conversations import read_messages
+from bulkrun.request import ToolFormat
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.chat_template import ChatTemplate
 from bulkrun.text.tool_format import tool_format_of
-from tests.text.tool_templates import CALL, CODER, GLM, HARMONY, HERMES, HISTORY, LLAMA, MISTRAL, TOOLS
+from tests.text.tool_templates import (
+    CALL,
+    CODER,
+    GLM,
+    HARMONY,
+    HERMES,
+    HISTORY,
+    LFM,
+    LLAMA,
+    MISTRAL,
+    NEMOTRON,
+    NEMOTRON_3,
+    TOOLS,
+)
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "qwen3_coder": CODER, "glm45": GLM, "harmony": HARMONY,
+    "nemotron_json": NEMOTRON, "lfm2": LFM,
 }  # fmt: skip
 
 
@@ -39,6 +56,13 @@ def test_tools_and_earlier_calls_are_rendered_as_by_transformers(form: str, tool
     assert "Zürich" in wanted and ("à jour" in wanted) is (tools is not None)
 
 
+@pytest.mark.parametrize("form", sorted(TEMPLATES.keys() - {"llama3_json", "harmony"}))
+def test_what_a_template_writes_of_earlier_calls_is_read_as_calls(form: ToolFormat) -> None:
+    """Those of Llama and gpt-oss are known by where they stand."""
+    rendered = ChatTemplate(TEMPLATES[form], TOKENS).render(read_messages(HISTORY))
+    assert split_calls(rendered, form).calls == [Call("weather", '{"city": "Zürich"}')]
+
+
 @pytest.mark.parametrize(("form", "call"), [("llama3_json", [CALL, CALL]), ("mistral", [{**CALL, "id": "short"}])])
 def test_what_a_template_cannot_render_is_its_own_complaint(form: str, call: list[Any]) -> None:
     messages = read_messages([HISTORY[0], {"role": "assistant", "tool_calls": call}])
@@ -56,12 +80,28 @@ def test_the_form_of_granite_is_told_by_its_words() -> None:
     assert tool_format_of(source) == "granite"
 
 
+LFM_OTHERS = [
+    "{%- set ns.system_prompt = 'List of tools: <|tool_list_start|>[' -%}",  # LFM2
+    "{%- set keep_past_thinking = keep_past_thinking | default(false) -%}{{ 'List of tools: [' }}",  # early ones of 2.5
+]
+
+
+@pytest.mark.parametrize("source", LFM_OTHERS)
+def test_the_form_of_lfm2_is_told_by_how_tools_are_listed(source: str) -> None:
+    assert tool_format_of(source) == "lfm2"
+
+
+def test_nemotron_3_writes_calls_as_qwen3_coder_does() -> None:
+    assert NEMOTRON_3 != CODER and tool_format_of(NEMOTRON_3) == "qwen3_coder"
+
+
 OTHERS = [
     "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
     "{% for c in m.tool_calls %}<tool_call>\n<invoke name={{ c.name }}>\n{% endfor %}",  # as MiniMax
     "<tool_call>{{ c.name }}<tool_sep><arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",  # as Hunyuan
     "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}{% endfor %}",  # no tools
     "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0
+    "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>",  # Kimi
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -56,14 +56,13 @@ FUNCTIONS: list[dict[str, Any]] = [
     },
     {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
-FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
+FORMS: list[ToolFormat] = [*get_args(ToolFormat)]
 # special tokens -> the forms that have them
 SPECIAL: dict[tuple[str, ...], list[ToolFormat]] = {
     (): FORMS,
-    ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"): FORMS[:5],
+    ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"): [*FORMS[:4], "qwen3_coder"],
     ("[TOOL_CALLS]", "[ARGS]"): ["mistral"],
-    MARKERS["harmony"]: ["harmony"],
-    MARKERS["glm45"]: ["glm45"],
+    **{MARKERS[form]: [form] for form in ("nemotron_json", "lfm2", "glm45", "harmony")},
 }
 CASES = [(None, form) for form in FORMS] + [(special, form) for special, forms in SPECIAL.items() for form in forms]
 
@@ -189,6 +188,47 @@ def test_calls_of_glm_may_do_without_line_breaks(special: tuple[str, ...], tmp_p
         assert all(constraint.accept(token) is None for token in token_ids) and constraint.progress() == "whole"
 
 
+LFM_CALLS = [
+    ('f(on=True, note=None, at={"x": 1})', True),
+    ('f(on=true, note="a", kind=None)', True),
+    ("f(on=False, kind=True, tags=[null, true])", True),
+    ("f(on=True)", True),
+    ("f(on=None)", False),
+    ("f(note=None)", False),  # `on` has to be there
+    ("f(on=True, at=None)", False),
+    ("f(on=True, kind=False)", False),
+    ("f(on=True on=True)", False),
+    ("f(note=None, on=True)", False),  # in their order
+    ("f(on=True, )", False),
+]
+
+
+@pytest.mark.parametrize(("call", "fits"), LFM_CALLS)
+def test_lfm2_may_write_the_words_of_python_where_their_values_fit(call: str, fits: bool, tmp_path: Path) -> None:
+    properties = {
+        "on": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "kind": {"enum": ["a", True, None]},
+        "at": POINT,
+        "tags": {"type": ["array", "null"], "items": {"type": ["boolean", "null"]}},
+    }
+    functions = [{"name": "f", "parameters": {"type": "object", "properties": properties, "required": ["on"]}}]
+    tokenizer = with_special(tmp_path, *MARKERS["lfm2"])
+    constraint = Grammars(tokenizer).constraint(bound("lfm2", False, functions))
+    text = f"<|tool_call_start|>[{call}, {call}]<|tool_call_end|>"
+    [token_ids] = tokenizer.encode_batch([text], False)
+    accepted = all(constraint.accept(token) is None for token in token_ids)
+    assert (accepted and constraint.progress() == "closed") is fits
+    if fits:
+        assert BoundCallsParser(bound("lfm2", False, functions)).parse(text, "stop") == (None, None)
+
+
+def test_what_cannot_be_written_as_in_python_is_refused() -> None:
+    for name, key, said in (("a b", "x", "the function 'a b'"), ("f", "x=", "the parameter of 'f' 'x='")):
+        with pytest.raises(ValueError, match=said):
+            check_grammar(bound("lfm2", True, [{"name": name, "parameters": {"properties": {key: {}}}}]))
+
+
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> None:
     """Others may join objects, and where objects are joined none is closed (`closed_schema`)."""
@@ -200,7 +240,7 @@ def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> 
     assert a["additionalProperties"] is False and "$defs" not in a and b["$defs"] == definitions
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "lfm2"])
 def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
     """As schemas made of TypeScript do, and trees."""
     tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
@@ -218,7 +258,7 @@ def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
     parameters = {"type": "object", "properties": properties, "required": required, "$defs": definitions}
     structured, eos = bound(form, True, [{"name": "f", "parameters": parameters}]), tokenizer.eos_token_id
     assert eos is not None
-    texts = json.dumps(json.loads(structured.value)["texts"])
+    texts = json.dumps(json.loads(structured.value).get("texts", {}))
     read = 0
     for seed in range(8):
         token_ids, is_whole = walk(Grammars(tokenizer).constraint(structured), tokenizer, eos, ending(eos, seed), 600)

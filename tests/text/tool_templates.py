@@ -122,6 +122,53 @@ GLM = """[gMASK]<sop>
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
+# Nemotron 3, which writes its calls as Qwen3-Coder does, and thinks.
+NEMOTRON_3 = CODER.replace(
+    "<|im_start|>assistant\\n' }}{%- endif %}", "<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+)
+
+# Nemotron Nano v2, Llama Nemotron.
+NEMOTRON = """<SPECIAL_10>System
+{% if tools %}{{ '<AVAILABLE_TOOLS>' + (tools | map(attribute='function') | list | tojson) + '</AVAILABLE_TOOLS>' }}
+Write <TOOLCALL>[{"name": name, "arguments": object}]</TOOLCALL> to call them.
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<SPECIAL_11>User
+<TOOL_RESPONSE>[{{ message.content }}]</TOOL_RESPONSE>
+{% else %}<SPECIAL_11>{{ message.role | capitalize }}
+{{ message.content or '' }}
+{%- if message.tool_calls %}<TOOLCALL>[
+{%- for call in message.tool_calls %}{% set call = call.function %}
+{{- '{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}}{{ '' if loop.last else ', ' }}
+{%- endfor %}]</TOOLCALL>{% endif %}
+<SPECIAL_12>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<SPECIAL_11>Assistant
+<think>
+
+{% endif %}"""
+
+# LFM2.5 (LFM2 writes no earlier calls, and has its tools between <|tool_list_start|> and <|tool_list_end|>).
+LFM = """{{ bos_token }}
+{%- if tools %}{{ '<|im_start|>system\nList of tools: ' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}
+{%- macro written(value) %}
+{%- if value is string %}"{{ value }}"{% elif value is mapping %}{{ value | tojson }}{% else %}{{ value }}{% endif %}
+{%- endmacro %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' %}{% generation %}
+{%- for call in message.tool_calls or [] %}
+{{- '<|tool_call_start|>[' if loop.first else ', ' }}{{ call.function.name }}(
+{%- for key, value in call.function.arguments.items() %}{{ key }}={{ written(value) }}{{ '' if loop.last else ', ' }}
+{%- endfor %}){{ ']<|tool_call_end|>' if loop.last else '' }}
+{%- endfor %}
+{{- message.content or '' }}{% endgeneration %}
+{%- else %}{{ message.content }}{% endif %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
 # gpt-oss.
 HARMONY = """{%- if tools %}
 {{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {' }}

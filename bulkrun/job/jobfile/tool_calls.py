@@ -23,11 +23,13 @@ class ToolCallsSpec(Section):
     format: Literal["auto", "none", ToolFormat] = Field(
         "auto",
         description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
-        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite "
-        "3, Phi-4-mini). qwen3_coder: <tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5). glm45: "
-        "<tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). harmony: a message to=functions.name, "
-        "which ends the answer (gpt-oss). auto: told from the chat template. none: calls stay in the response, for "
-        "other models.",
+        "parameters} (Llama 3.1 to 3.3). mistral: behind "
+        "[TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite 3, Phi-4-mini). nemotron_json: a list between "
+        "<TOOLCALL> and </TOOLCALL> (Nemotron Nano v2, Llama Nemotron). lfm2: <|tool_call_start|>[name(key=value)], as "
+        "in Python (LFM2, LFM2.5). qwen3_coder: <tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5, "
+        "Nemotron 3). glm45: <tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). harmony: a "
+        "message to=functions.name, which ends the answer (gpt-oss). auto: told from the chat template. none: calls "
+        "stay in the response, for other models.",
     )
     parallel: bool = Field(
         True, description="Whether an answer may have several calls; false: what follows the first one is left out."

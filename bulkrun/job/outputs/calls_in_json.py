@@ -1,4 +1,6 @@
-"""Calls as models write them that put a whole call into JSON: Hermes and Qwen, Llama, Mistral, Granite.
+"""Calls as models write them that put a whole call into JSON, or into Python, one or a list of them.
+
+Hermes and Qwen, Llama, Mistral, Granite, Nemotron; LFM2, which writes lists of calls as in Python.
 
 Each reader takes a text and the position after the marker that begins calls; it gives the calls and where they end, and
 raises NoCall where there are none.
@@ -7,13 +9,17 @@ raises NoCall where there are none.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from bulkrun.job.outputs.call import Call, NoCall, after_space, call_of, json_at
+from bulkrun.job.outputs.calls_in_python import read_python_call
 
 _HERMES_END = "</tool_call>"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
 _CUT = re.compile(r";\s*(\{.*)?", re.DOTALL)  # what follows a whole call where the next is not
+
+_ReadCall = Callable[[str, int], tuple[Call, int]]  # the call at a position, and where it ends
 
 
 def read_hermes(text: str, at: int) -> tuple[list[Call], int]:
@@ -51,14 +57,26 @@ def read_mistral(text: str, at: int) -> tuple[list[Call], int]:
     if named := _NAMED.match(text, at):
         arguments, at = json_at(text, named.end())
         return [call_of(named[1], arguments)], at
-    return _read_list(text, at)
+    return _read_list(text, at, _json_call)
 
 
 def read_granite(text: str, at: int) -> tuple[list[Call], int]:
     """A list of calls, which a marker may end."""
-    calls, at = _read_list(text, at)
-    end = after_space(text, at)
-    return calls, end + len("<|/tool_call|>") if text.startswith("<|/tool_call|>", end) else at
+    calls, at = _read_list(text, at, _json_call)
+    return calls, _after(text, at, "<|/tool_call|>")
+
+
+def read_nemotron(text: str, at: int) -> tuple[list[Call], int]:
+    """A list of calls, whose brackets may be missing."""
+    at = after_space(text, at)
+    calls, at = _read_items(text, at + text.startswith("[", at), _nemotron_call)
+    return calls, _after(text, at, "</TOOLCALL>")
+
+
+def read_lfm2(text: str, at: int) -> tuple[list[Call], int]:
+    """A list of calls as in Python, or in JSON where the prompt asks for that."""
+    calls, at = _read_list(text, at, _lfm2_call)
+    return calls, _after(text, at, "<|tool_call_end|>")
 
 
 def _read_object(text: str, at: int) -> tuple[list[Call], int]:
@@ -68,21 +86,50 @@ def _read_object(text: str, at: int) -> tuple[list[Call], int]:
     return [_call(value, "parameters" if "parameters" in value else "arguments")], at
 
 
-def _read_list(text: str, at: int) -> tuple[list[Call], int]:
-    """Calls in brackets with commas between them; if it is cut, those before."""
+def _read_list(text: str, at: int, read: _ReadCall) -> tuple[list[Call], int]:
+    """Calls in brackets."""
     at = after_space(text, at)
     if not text.startswith("[", at):
         raise NoCall
-    value, at = json_at(text, at + 1)
-    calls = [_call(value, "arguments")]
+    return _read_items(text, at + 1, read)
+
+
+def _read_items(text: str, at: int, read: _ReadCall) -> tuple[list[Call], int]:
+    """Calls with commas between them, and the bracket that ends them; if they are cut, those before."""
+    call, at = read(text, at)
+    calls = [call]
     while text.startswith(",", after := after_space(text, at)):
         try:
-            value, end = json_at(text, after + 1)
-            calls.append(_call(value, "arguments"))
+            call, at = read(text, after + 1)
         except NoCall:
             return calls, at
-        at = end
+        calls.append(call)
     return calls, after + 1 if text.startswith("]", after) else at
+
+
+def _json_call(text: str, at: int) -> tuple[Call, int]:
+    value, at = json_at(text, at)
+    return _call(value, "arguments"), at
+
+
+def _nemotron_call(text: str, at: int) -> tuple[Call, int]:
+    """The prompt shows arguments in quotes, and some come so: as a text that is JSON."""
+    value, at = json_at(text, at)
+    if isinstance(value, dict) and isinstance(arguments := value.get("arguments"), str):
+        value["arguments"], end = json_at(arguments, 0)
+        if after_space(arguments, end) < len(arguments):
+            raise NoCall
+    return _call(value, "arguments"), at
+
+
+def _lfm2_call(text: str, at: int) -> tuple[Call, int]:
+    return (_json_call if text.startswith("{", after_space(text, at)) else read_python_call)(text, at)
+
+
+def _after(text: str, at: int, marker: str) -> int:
+    """The position behind a marker, or the same one where it is missing."""
+    begin = after_space(text, at)
+    return begin + len(marker) if text.startswith(marker, begin) else at
 
 
 def _call(value: Any, key: str) -> Call:

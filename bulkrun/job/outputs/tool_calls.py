@@ -4,6 +4,8 @@
     llama3_json  {"name": ..., "parameters": {...}}, the whole answer or what follows <|python_tag|>; several with ;
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}, again and again
     granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...], perhaps with <|/tool_call|> at the end
+    nemotron_json <TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>
+    lfm2         <|tool_call_start|>[name(key="value", ...), ...]<|tool_call_end|> (`calls_in_python.py`)
     qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45
     harmony      messages of several channels (`channels.py`), one of which is a call
 
@@ -20,7 +22,15 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from bulkrun.job.outputs.call import Call, NoCall
-from bulkrun.job.outputs.calls_in_json import read_bare_llama, read_granite, read_hermes, read_llama, read_mistral
+from bulkrun.job.outputs.calls_in_json import (
+    read_bare_llama,
+    read_granite,
+    read_hermes,
+    read_lfm2,
+    read_llama,
+    read_mistral,
+    read_nemotron,
+)
 from bulkrun.job.outputs.calls_in_tags import Texts, read_coder, read_glm
 from bulkrun.job.outputs.channels import OPENER, read_harmony
 from bulkrun.request import ToolFormat
@@ -31,6 +41,8 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "granite": ("<|tool_call|>", "<|/tool_call|>"),
+    "nemotron_json": ("<TOOLCALL>", "</TOOLCALL>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "harmony": tuple(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
@@ -116,6 +128,8 @@ _FORMATS: dict[ToolFormat, tuple[str, _Read]] = {
     "llama3_json": ("<|python_tag|>", read_llama),
     "mistral": ("[TOOL_CALLS]", read_mistral),
     "granite": ("<|tool_call|>", read_granite),
+    "nemotron_json": ("<TOOLCALL>", read_nemotron),
+    "lfm2": ("<|tool_call_start|>", read_lfm2),
     "harmony": (OPENER, read_harmony),
 }
 _TAGGED = {"qwen3_coder": read_coder, "glm45": read_glm}

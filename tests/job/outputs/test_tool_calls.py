@@ -14,7 +14,7 @@ from bulkrun.job.outputs.tool_calls import Split, split_calls, with_ids
 from bulkrun.request import ToolFormat
 
 Written = list[tuple[str, dict[str, Any]]]
-FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite"]
+FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2"]
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -51,8 +51,13 @@ def phi(calls: Written) -> str:
     return f"{granite(calls)}<|/tool_call|>"
 
 
+def nemotron(calls: Written) -> str:
+    return f"{granite(calls).replace('<|tool_call|>', '<TOOLCALL>', 1)}</TOOLCALL>"
+
+
 WRITERS = [
     ("hermes", hermes), ("mistral", mistral), ("mistral", newer_mistral), ("granite", granite), ("granite", phi),
+    ("nemotron_json", nemotron),
 ]  # fmt: skip
 
 
@@ -117,6 +122,10 @@ MALFORMED = [
     ("mistral", '[TOOL_CALLS]f{"x": 1}'),
     ("granite", "<|tool_call|>[]<|/tool_call|>"),
     ("granite", '<|tool_call|>{"name": "f"}'),
+    ("nemotron_json", "<TOOLCALL>[]</TOOLCALL>"),
+    ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "x"}]</TOOLCALL>'),
+    ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "{} and more"}]</TOOLCALL>'),
+    ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "[1]"}]</TOOLCALL>'),
 ]
 
 
@@ -135,10 +144,20 @@ def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}', None),
         ("mistral", '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{"x"', '[TOOL_CALLS]g[ARGS]{"x"'),
         ("granite", '<|tool_call|>[{"name": "f"}, ', ","),
+        ("nemotron_json", '<TOOLCALL>[{"name": "f"}, {"na', ', {"na'),
+        ("nemotron_json", '<TOOLCALL>[{"name": "f"}]</TOOL', "</TOOL"),
     ],
 )
 def test_calls_before_one_that_is_cut_are_calls(form: ToolFormat, text: str, rest: str | None) -> None:
     assert split_calls(text, form) == Split(rest, [Call("f", "{}")])
+
+
+@pytest.mark.parametrize(
+    "written", ['[{"name": "f", "arguments": "{\\"x\\": 1}"}]', '{"name": "f", "arguments": {"x": 1}}']
+)
+def test_nemotron_may_quote_arguments_or_forget_brackets(written: str) -> None:
+    """Its prompt shows them quoted, and NVIDIA's own reader takes both."""
+    assert split_calls(f"<TOOLCALL>{written}</TOOLCALL> So.", "nemotron_json") == Split("So.", [Call("f", '{"x": 1}')])
 
 
 @pytest.mark.parametrize("none", ["[]", "0", '""', "false"])

@@ -41,6 +41,10 @@ SPECIAL = {
     909: "[TOOL_CALLS]",
     910: "[ARGS]",
     911: "<|python_tag|>",
+    912: "<TOOLCALL>",
+    913: "</TOOLCALL>",
+    914: "<|tool_call_start|>",
+    915: "<|tool_call_end|>",
 }  # special tokens of a model that marks thoughts with them
 
 
@@ -299,12 +303,20 @@ def test_a_token_keeps_the_space_that_its_tokenizer_drops_at_the_start_of_a_text
 HERMES = ToolCalls("hermes")
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 FOUND = ("f", '{"x": 1}')
+NEMOTRON = (912, *ids(f"[{CALL}]"), 913, 900)
+LFM = (914, *ids("[f(x=1)]"), 915, 900)
 
 
-def calling(output: tuple[int, ...], finish_reason: str = "stop", calls: ToolCalls = HERMES, **more: Any) -> Any:
+def calling(
+    output: tuple[int, ...],
+    finish_reason: str = "stop",
+    calls: ToolCalls = HERMES,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    **more: Any,
+) -> Any:
     """The record of an answer in which calls are looked for."""
     sampling = SamplingParams(tool_calls=calls, **more)
-    return record(output, finish_reason, columns=["tool_calls", "reasoning"], sampling=sampling)
+    return record(output, finish_reason, prompt=prompt, columns=["tool_calls", "reasoning"], sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +328,9 @@ def calling(output: tuple[int, ...], finish_reason: str = "stop", calls: ToolCal
         ("llama3_json", (*ids(CALL.replace("arguments", "parameters")), 900)),
         ("mistral", (909, *ids(f"[{CALL}]"), 900)),
         ("mistral", (909, *ids("f"), 910, *ids('{"x": 1}'), 900)),
+        ("nemotron_json", NEMOTRON),
+        ("nemotron_json", (*ids(f"<TOOLCALL>[{CALL}]</TOOLCALL>"), 900)),
+        ("lfm2", LFM),
     ],
 )
 def test_calls_are_found_whether_their_markers_are_special_tokens_or_text(
@@ -353,6 +368,23 @@ def test_calls_in_thoughts_are_none() -> None:
     assert made.extra["reasoning"] == f"or <tool_call>{CALL}</tool_call>?"
     only = calling((901, *ids("or "), 902, 907, *ids(CALL), 908, 900), thinking=THINKING)
     assert (only.response, only.finish_reason, only.error_code) == (None, "tool_calls", None)
+
+
+@pytest.mark.parametrize(("form", "call"), [("nemotron_json", NEMOTRON), ("lfm2", LFM)])
+@pytest.mark.parametrize(
+    ("prompt", "thoughts", "reasoning"),
+    [
+        ((1, 901, *ids("\n\n")), (*ids("or"), 902, *ids("\n\n")), "or"),  # as Nemotron's template begins them
+        ((1, 901, 902), (), None),  # and as it ends them
+        ((1,), (901, *ids("or"), 902), "or"),  # as LFM2.5 does itself
+    ],
+)
+def test_calls_come_after_thoughts_whoever_begins_them(
+    form: ToolFormat, call: tuple[int, ...], prompt: tuple[int, ...], thoughts: tuple[int, ...], reasoning: str | None
+) -> None:
+    made = calling((*thoughts, *call), calls=ToolCalls(form), prompt=prompt, thinking=THINKING)
+    assert (made.response, made.finish_reason, made.error_code) == (None, "tool_calls", None)
+    assert (list(map(tuple, made.extra["tool_calls"])), made.extra.get("reasoning")) == ([FOUND], reasoning)
 
 
 BOUND = {"format": "hermes", "functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]}
