@@ -1,6 +1,6 @@
 """Calls as models write them that put a whole call into JSON, or into Python, one or a list of them.
 
-Hermes and Qwen, Llama, Mistral, Granite, Nemotron; LFM2, which writes lists of calls as in Python.
+Hermes and Qwen, Llama, Mistral, Granite, Nemotron; LFM2 and the small Llamas, which write lists of calls as in Python.
 
 Each reader takes a text and the position after the marker that begins calls; it gives the calls and where they end, and
 raises NoCall where there are none.
@@ -32,7 +32,9 @@ def read_hermes(text: str, at: int) -> tuple[list[Call], int]:
 
 
 def read_llama(text: str, at: int) -> tuple[list[Call], int]:
-    """Calls with semicolons between them."""
+    """Calls with semicolons between them, or the list that the small ones of 3.2 write: [f(x=1), g()]."""
+    if text.startswith("[", after_space(text, at)):
+        return _read_list(text, at, read_python_call)
     calls, at = _read_object(text, at)
     while text.startswith(";", after := after_space(text, at)):
         try:

@@ -80,6 +80,13 @@ def test_llamas_calls_are_the_whole_answer_or_follow_their_marker(before: str, c
     assert (read(split), split.response) == (calls, (before.strip() or None) if is_marked else None)
 
 
+@pytest.mark.parametrize("before", ["", "<|python_tag|>", "\n"])
+def test_small_llamas_may_write_a_list_as_in_python(before: str) -> None:
+    """As Meta documents it for those of 3.2, whose template asks for JSON."""
+    split = split_calls(f"{before}[get_user(user_id=7890, special='black'), now()]", "llama3_json")
+    assert split == Split(None, [Call("get_user", '{"user_id": 7890, "special": "black"}'), Call("now", "{}")])
+
+
 @pytest.mark.parametrize("form", FORMS)
 @given(text=prose | st.text())
 def test_a_text_without_calls_is_as_it_came(form: ToolFormat, text: str) -> None:
@@ -116,6 +123,10 @@ MALFORMED = [
     ("llama3_json", '{"name": "f", "parameters": {}} is what I would call'),
     ("llama3_json", 'I call {"name": "f", "parameters": {}}'),
     ("llama3_json", '<|python_tag|>search.call(query="x")'),
+    ("llama3_json", "[f(x=1)] is what I would call"),
+    ("llama3_json", "I call [f(x=1)]"),
+    ("llama3_json", "[f(x)]"),
+    ("llama3_json", "[1, 2]"),
     ("mistral", "[TOOL_CALLS] []"),
     ("mistral", '[TOOL_CALLS] [{"name": "f"'),
     ("mistral", "[TOOL_CALLS]f[ARGS]{"),
