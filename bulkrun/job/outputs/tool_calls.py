@@ -67,8 +67,8 @@ _Read = Callable[[str, int], tuple[list[Call], int]]  # calls in a text from a p
 def split_calls(text: str, tool_format: ToolFormat, texts: str = "") -> Split:
     """The calls in an answer that ended, and the rest of it. `texts` is that of `request.ToolCalls`."""
     opener, read = _opener_and_reader(tool_format, texts)
-    if opener not in text and tool_format == "llama3_json":
-        return _split_bare(text)
+    if tool_format == "llama3_json" and (bare := _split_bare(text)).calls:
+        return bare
     if opener not in text and tool_format == "qwen3_coder":
         opener = "<function="  # which the model takes for the beginning at times
     rest, calls, at, malformed = list[str](), list[Call](), 0, 0

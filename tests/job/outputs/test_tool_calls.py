@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bulkrun.job.outputs.call import Call
@@ -75,6 +75,7 @@ def test_calls_and_the_text_around_them_come_back(
 
 
 @given(before=prose, calls=calls, is_marked=st.booleans())
+@example(before="", calls=[("f", {"x": "<|python_tag|>"})], is_marked=False)
 def test_llamas_calls_are_the_whole_answer_or_follow_their_marker(before: str, calls: Written, is_marked: bool) -> None:
     split = split_calls(f"{before}<|python_tag|>{llama(calls)}" if is_marked else llama(calls), "llama3_json")
     assert (read(split), split.response) == (calls, (before.strip() or None) if is_marked else None)
