@@ -190,3 +190,30 @@ def test_other_roles_get_the_text_that_every_template_knows() -> None:
     chat = [{"role": "user", "content": "6*7"}, {"role": "tool", "content": parts}]
     assert ChatTemplate(QWEN_VL, {}).render(chat) == theirs(QWEN_VL, changed(chat, as_text, ("tool",)))
     assert ChatTemplate(ONLY_PARTS, {}).render(chat) == "<user>6*7<tool>42"
+
+
+LFM = """{%- for message in messages %}{{ message.role + ': ' }}
+{%- set content = message['content'] %}
+{%- if content is not string %}{% set content = content | tojson %}{% endif %}{{ content + '\\n' }}
+{%- endfor %}"""  # of 2.0, which shows no calls either
+LFM_2_5 = """{%- for message in messages %}{{ message.role + ': ' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{% for item in message.content %}{{ item.text }}{% endfor %}{% endif %}
+{%- for call in message.tool_calls or [] %}{{ call.function.name + '()' }}{% endfor %}{{ '\\n' }}
+{%- endfor %}"""
+TOLD = """{%- for message in messages %}{{ message.role + ': ' }}
+{%- for call in message.tool_calls or [] %}{{ call.function.name + '()' }}{% endfor %}
+{%- if message.content is not none %}{{ message.content + '.' }}{% endif %}{{ '\\n' }}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [(LFM, ""), (LFM_2_5, "now()"), (TOLD, "now()")],
+    ids=["prints it", "fails on it", "knows it"],
+)
+def test_a_message_that_only_calls_says_nothing(template: str, shown: str) -> None:
+    """OpenAI has no content in it: that is an empty text to templates that do not know it."""
+    call = {"id": "abcdef012", "type": "function", "function": {"name": "now", "arguments": {}}}
+    chat = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert f"assistant: {shown}\n" in ChatTemplate(template, {}).render(chat) + "\n"
