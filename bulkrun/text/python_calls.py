@@ -70,7 +70,8 @@ def _constants(schema: Any) -> list[str]:
     if isinstance(parts, list):
         return sorted({word for part in parts for word in _constants(part)})
     kinds = schema.get("type")
-    return [word for kind, words in _CONSTANTS.items() if kind == kinds or kind in (kinds or ()) for word in words]
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return [word for kind, words in _CONSTANTS.items() if kind in kinds for word in words]
 
 
 def _refuse_odd(name: str, keys: Iterable[str]) -> None:

@@ -69,15 +69,14 @@ def read_granite(text: str, at: int) -> tuple[list[Call], int]:
 
 
 def read_nemotron(text: str, at: int) -> tuple[list[Call], int]:
-    """A list of calls, whose brackets may be missing."""
-    at = after_space(text, at)
-    calls, at = _read_items(text, at + text.startswith("[", at), _nemotron_call)
+    """A list of calls, whose brackets may be missing: the markers say enough."""
+    calls, at = _read_items(text, _after(text, at, "["), _nemotron_call)
     return calls, _after(text, at, "</TOOLCALL>")
 
 
 def read_lfm2(text: str, at: int) -> tuple[list[Call], int]:
-    """A list of calls as in Python, or in JSON where the prompt asks for that."""
-    calls, at = _read_list(text, at, _lfm2_call)
+    """A list of calls as in Python, or in JSON where the prompt asks for that. Its brackets may be missing."""
+    calls, at = _read_items(text, _after(text, at, "["), _lfm2_call)
     return calls, _after(text, at, "<|tool_call_end|>")
 
 

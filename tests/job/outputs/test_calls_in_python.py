@@ -130,7 +130,7 @@ def test_values_have_a_greatest_depth() -> None:
     [
         "<|tool_call_start|>[]<|tool_call_end|>",
         '<|tool_call_start|>[f("Paris")]<|tool_call_end|>',
-        "<|tool_call_start|>f(x=1)<|tool_call_end|>",
+        "<|tool_call_start|>f x=1<|tool_call_end|>",
         "<|tool_call_start|>[f(x=g())]<|tool_call_end|>",
         "<|tool_call_start|>[f]<|tool_call_end|>",
         "[f(x=1)]",
@@ -146,9 +146,10 @@ def test_prompts_may_ask_lfm2_for_json() -> None:
     assert split_calls(text, "lfm2") == Split("Done.", [Call("f", '{"x": 1}'), Call("g", "{}")])
 
 
-def test_the_end_of_an_answer_ends_its_calls() -> None:
+def test_markers_say_enough_where_brackets_are_missing() -> None:
     assert split_calls("<|tool_call_start|>[f(x=1), g()", "lfm2") == Split(
         None, [Call("f", '{"x": 1}'), Call("g", "{}")]
     )
     assert split_calls("<|tool_call_start|>[f(x=1), g(", "lfm2") == Split(", g(", [Call("f", '{"x": 1}')])
+    assert split_calls("<|tool_call_start|>f(x=1)<|tool_call_end|>", "lfm2") == Split(None, [Call("f", '{"x": 1}')])
     assert split_calls("<|tool_call_start|>\n[ f( x = 1 , ) , ]\n<|tool_call_end|>", "lfm2").calls
