@@ -122,6 +122,8 @@ def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_th
 def test_a_row_alone_has_the_tokens_that_it_has_in_a_crowd(
     tmp_path: Path, variant: str, dtype: str, deterministic: bool
 ) -> None:
+    if not deterministic and not can_pack_int8(32, 64):
+        pytest.skip("no compiled int8 products on this machine: torch's, of routers and heads, depend on the batch")
     engine = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=4, deterministic=deterministic)
     alone = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=1, deterministic=deterministic)
     assert tokens(engine) == tokens(alone)

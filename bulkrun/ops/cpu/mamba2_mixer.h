@@ -9,11 +9,11 @@
 #include "state_space.h"
 
 struct Mamba2Layer {
-    Matrix in;  // the norm's gates z, what is convolved, a step for each head
-    const void *conv, *conv_bias, *norm;    // [W, C], [C] or null, and [H P]
-    const float *a_log, *dt_bias, *d;       // [H]
-    void* conv_state;                       // [R, W - 1, C]
-    float* matrix_state;                    // [R, H, N, P]
+    Matrix in_proj;                       // the norm's gates z, what is convolved, a step for each head
+    const void *conv, *conv_bias, *norm;  // [W, C], [C] or null, and [H P]
+    const float *a_log, *dt_bias, *d;     // [H]
+    void* conv_state;                     // [R, W - 1, C]
+    float* matrix_state;                  // [R, H, N, P]
     int64_t num_heads, num_groups, size, value_size, num_taps;
 
     long inner_dim() const { return num_heads * value_size; }  // a multiple of PAD
@@ -30,7 +30,8 @@ struct Mamba2Mixer : BlockProducts<T> {
 
     void begin(const Mamba2Layer& layer, const T* x, const Block& block) const {
         const long columns = layer.columns();
-        this->multiply(x, s.x_stride(), layer.in, (T*)s.projected + block.first * columns, columns, block, AsItIs());
+        T* projected = (T*)s.projected + block.first * columns;
+        this->multiply(x, s.x_stride(), layer.in_proj, projected, columns, block, AsItIs());
     }
 
     // Brings the sequences' states up to this step's last tokens: in the last layer too each token counts.

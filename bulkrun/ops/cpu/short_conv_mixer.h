@@ -6,7 +6,7 @@
 #include "layer_stack.h"
 
 struct ShortConvLayer {
-    Matrix in;  // gates before the convolution, gates after it, what is convolved
+    Matrix in_proj;                // gates before the convolution, gates after it, what is convolved
     const void *conv, *conv_bias;  // [W, E], and [E] or null
     void* conv_state;              // [R, W - 1, E]
     int64_t num_taps;
@@ -22,7 +22,8 @@ struct ShortConvMixer : BlockProducts<T> {
         : BlockProducts<T>(products), s(s), size(s.hidden_size), columns(3 * size) {}
 
     void begin(const ShortConvLayer& layer, const T* x, const Block& block) const {
-        this->multiply(x, s.x_stride(), layer.in, (T*)s.projected + block.first * columns, columns, block, AsItIs());
+        T* projected = (T*)s.projected + block.first * columns;
+        this->multiply(x, s.x_stride(), layer.in_proj, projected, columns, block, AsItIs());
     }
 
     // Brings the sequences' states up to this step's last tokens: in the last layer too each token counts.

@@ -36,7 +36,7 @@ class ShortConvLayer(ctypes.Structure):
 
     states = ("conv_state",)
     _fields_ = (
-        ("in_", panel_matrix.Matrix),
+        ("in_proj", panel_matrix.Matrix),
         *[(x, c_void_p) for x in ("conv", "conv_bias", "conv_state")],
         ("num_taps", c_int64),
     )
@@ -47,7 +47,7 @@ class Mamba2Layer(ctypes.Structure):
 
     states = ("conv_state", "matrix_state")
     _fields_ = (
-        ("in_", panel_matrix.Matrix),
+        ("in_proj", panel_matrix.Matrix),
         *[(x, c_void_p) for x in ("conv", "conv_bias", "norm", "a_log", "dt_bias", "d", "conv_state", "matrix_state")],
         *[(x, c_int64) for x in ("num_heads", "num_groups", "size", "value_size", "num_taps")],
     )
@@ -108,14 +108,14 @@ class ShortConvWeights:
 
     kind: ClassVar[int] = 2  # of MixerKind
 
-    in_: Matrix  # gates before it, gates after it, what is convolved
+    in_proj: Matrix  # gates before it, gates after it, what is convolved
     conv: torch.Tensor  # [W, E]
     conv_bias: torch.Tensor | None  # [E]
 
     @property
     def matrix(self) -> Matrix:
         """The one that is read for every token."""
-        return self.in_
+        return self.in_proj
 
     @property
     def mixed_size(self) -> int:
@@ -130,7 +130,7 @@ class ShortConvWeights:
     def table(self, memory: StackMemory) -> ShortConvLayer:
         """What C++ is given of it, but for the state."""
         return ShortConvLayer(
-            in_=memory.matrix(self.in_), conv=memory.keep(self.conv),
+            in_proj=memory.matrix(self.in_proj), conv=memory.keep(self.conv),
             conv_bias=None if self.conv_bias is None else memory.keep(self.conv_bias), num_taps=self.conv.shape[0],
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class Mamba2Weights:
 
     kind: ClassVar[int] = 3  # of MixerKind
 
-    in_: Matrix  # the norm's gates, what is convolved, a step for each head
+    in_proj: Matrix  # the norm's gates, what is convolved, a step for each head
     conv: torch.Tensor  # [W, C]
     conv_bias: torch.Tensor | None  # [C]
     norm: torch.Tensor  # [G, H P / G]
@@ -152,7 +152,7 @@ class Mamba2Weights:
     @property
     def matrix(self) -> Matrix:
         """The one that is read for every token."""
-        return self.in_
+        return self.in_proj
 
     @property
     def mixed_size(self) -> int:
@@ -170,7 +170,7 @@ class Mamba2Weights:
         num_heads, num_groups, inner = self.d.numel(), self.norm.shape[0], self.mixed_size
         vectors = {"conv": self.conv, "norm": self.norm, "a_log": self.a_log, "dt_bias": self.dt_bias, "d": self.d}
         return Mamba2Layer(
-            in_=memory.matrix(self.in_), **{name: memory.keep(vector) for name, vector in vectors.items()},
+            in_proj=memory.matrix(self.in_proj), **{name: memory.keep(vector) for name, vector in vectors.items()},
             conv_bias=None if self.conv_bias is None else memory.keep(self.conv_bias),
             num_heads=num_heads, num_groups=num_groups, size=(self.conv.shape[1] - inner) // (2 * num_groups),
             value_size=inner // num_heads, num_taps=self.conv.shape[0],

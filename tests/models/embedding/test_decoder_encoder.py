@@ -19,6 +19,7 @@ from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import StackSizes, can_stack
+from bulkrun.ops.cpu.panel_linear import compiles_panels
 from bulkrun.settings import EmbeddingArgs, EngineArgs
 from tests.models.load import load_model
 from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
@@ -134,6 +135,8 @@ def test_a_head_is_never_loaded(tie_word_embeddings: bool, tmp_path: Path) -> No
 def test_decoders_that_look_both_ways_are_compiled(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """A text's bits are its own, in a crowd, with few tokens kept, and in 8 bits."""
     skip_unless_stacked(dtype)
+    if not compiles_panels(dtype):
+        pytest.skip("without panels, which need AVX-512, steps that are not narrow go through torch")
     path = save_tiny_encoder(tmp_path, variant)
     for quantization in (None, "int8"):
         one = load(path, dtype, quantization=quantization, deterministic=True)
