@@ -70,12 +70,19 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
         keys[size] = raw[size] if size in raw else family.keys[size]
     for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
         check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
-    if keys["num_hidden_layers"] > _MAX_LAYERS:
-        raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
+    layers_of(keys)
     for name in ("num_key_value_heads", "head_dim", *_FACTORS):
         if keys.get(name) is not None:
             check_number(name, keys[name], float if name in _FACTORS else int)
     return keys
+
+
+def layers_of(keys: Mapping[str, Any]) -> range:
+    """The numbers of the layers. Raises KeyError where nothing says how many, ModelError for what is no such number."""
+    check_number("num_hidden_layers", keys["num_hidden_layers"], int)
+    if keys["num_hidden_layers"] > _MAX_LAYERS:
+        raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
+    return range(keys["num_hidden_layers"])
 
 
 def check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.family import check_number
+from bulkrun.models.config.family import check_number, layers_of
 from bulkrun.models.config.layer_kinds import of_layers
 
 _Keys = Mapping[str, Any]
@@ -35,13 +35,13 @@ def of_qwen(raw: _Keys) -> _Keys:
     """Qwen3-Next and Qwen3.5: a list of layer types, or every so many layers attend."""
     interval = raw.get("full_attention_interval", 4)
     check_number("full_attention_interval", interval, int)
-    kinds = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(raw["num_hidden_layers"])]
+    kinds = [_LINEAR if (layer + 1) % interval else _FULL for layer in layers_of(raw)]
     return {**raw, "linear_layers": _linear_layers(raw, kinds, _LINEAR)}
 
 
 def of_lfm2(raw: _Keys) -> _Keys:
     """LFM2: names of its own, the layers that attend by number, and an MLP narrower than it says."""
-    layers = range(raw["num_hidden_layers"])
+    layers = layers_of(raw)
     attends = raw.get("full_attn_idxs")
     kinds = [_FULL if attends is None or layer in attends else "conv" for layer in layers]
     return {
@@ -55,7 +55,7 @@ def of_lfm2(raw: _Keys) -> _Keys:
 
 def of_lfm2_moe(raw: _Keys) -> _Keys:
     """The mixtures among LFM2: the first layers are dense, as wide as the file says."""
-    dense = list(range(raw.get("num_dense_layers", 2)))
+    dense = list(layers_of(raw)[: raw.get("num_dense_layers", 2)])
     return {**of_lfm2({**raw, "block_auto_adjust_ff_dim": False}), "mlp_only_layers": dense}
 
 
@@ -64,7 +64,7 @@ def of_lfm3(raw: _Keys) -> _Keys:
     for key in ("use_sandwich_norm", "use_attention_gate"):
         if not raw.get(key, True):
             raise ModelError(f"{key} false is not supported; take a checkpoint with it")
-    layers = range(raw["num_hidden_layers"])
+    layers = layers_of(raw)
     kinds = ["conv", *(("full_attention", "conv", "sliding_attention", "conv")[(i - 2) % 4] for i in layers[1:])]
     found = {**raw, "layer_types": raw.get("layer_types") or kinds}
     return {
@@ -89,7 +89,7 @@ def of_granite(raw: _Keys) -> _Keys:
         "intermediate_size": raw.get("shared_intermediate_size", 1024),
         "shared_expert_intermediate_size": raw.get("shared_intermediate_size", 1024),
         "moe_intermediate_size": raw["intermediate_size"],
-        "linear_layers": _linear_layers(raw, [_LINEAR] * raw["num_hidden_layers"], "mamba", "attention", _FULL),
+        "linear_layers": _linear_layers(raw, [_LINEAR] * len(layers_of(raw)), "mamba", "attention", _FULL),
     }
 
 

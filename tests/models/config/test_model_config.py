@@ -367,3 +367,28 @@ def test_keys_of_another_family_mean_nothing() -> None:
     strays = {"attn_logit_softcapping": 5.0, "residual_multiplier": 0.1, "num_experts": 8, "no_rope_layers": [0, 0],
               "query_pre_attn_scalar": 3, "logits_scaling": 7.0}  # fmt: skip
     assert read(LLAMA | strays) == read(LLAMA)
+
+
+def test_what_hybrids_say_in_words_of_their_own_is_checked() -> None:
+    granite = LLAMA | {"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 4, "num_hidden_layers": 2}
+    granite |= {"layer_types": ["mamba", "attention"]}
+    nemotron = LLAMA | {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M*-E"}
+    lfm2 = LLAMA | {"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}
+    assert read(granite).attends == (False, True)
+    assert read(nemotron).attends == (False, True, False, False)
+    assert read(lfm2).intermediate_size == 256  # two thirds of 96, in whole 256
+    for raw, message in (
+        (granite | {"mamba_n_heads": 5}, "are not the 128 that mamba_expand makes them"),
+        (granite | {"mamba_n_groups": 3}, "of 4 heads in 3 groups behind a convolution over 4 tokens"),
+        (granite | {"time_step_limit": [0.01, 1.0]}, r"'time_step_limit' is \[0.01, 1.0\]; only steps without limits"),
+        (granite | {"num_hidden_layers": 10**12}, "'num_hidden_layers' is 1000000000000, not a number of layers"),
+        (nemotron | {"hybrid_override_pattern": "M*?"}, r"layer type '\?' is not supported; mamba, attention, mlp and"),
+        (nemotron | {"hybrid_override_pattern": "M-"}, "none of 2 layers has attention"),
+        (nemotron | {"hybrid_override_pattern": None}, "neither layers_block_type nor hybrid_override_pattern says"),
+        (nemotron | {"n_group": 2}, "n_group other than 1, are not supported"),
+        (lfm2 | {"full_attn_idxs": []}, "none of 2 layers has full_attention"),
+        (lfm2 | {"conv_L_cache": 1}, "'conv_L_cache' is 1, and a convolution sees at least 2 tokens"),
+        (lfm2 | {"architectures": ["Lfm3ForCausalLM"], "use_sandwich_norm": False}, "use_sandwich_norm false is not"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            read(raw)
