@@ -61,6 +61,7 @@ def describe_model(name: str) -> dict[str, Any]:
         "layers": config.num_layers,
         "hidden size": config.hidden_size,
         "heads": _heads(config),
+        **_states(config),
         "vocabulary": config.vocab_size,
         "max_model_len": _max_model_len(config, embedding or classification),
         "dtype": config.dtype,
@@ -77,6 +78,15 @@ def _heads(config: ModelConfig) -> str:
     """Of queries, and of keys and values: as many kinds as layers have."""
     kinds = dict.fromkeys(f"{kv.num_heads} key/value of {kv.head_dim}" for kv in config.layers_kv)
     return f"{config.num_heads} query, {' or '.join(kinds)}"
+
+
+def _states(config: ModelConfig) -> dict[str, str]:
+    """What layers keep in the place of keys and values, where some do."""
+    kind = config.recurrence if isinstance(config, DecoderConfig) else None
+    if kind is None:
+        return {}
+    num_bytes = kind.bytes_per_sequence(4 if config.dtype == "float32" else 2)
+    return {"states": f"of {sum(kind.layers)} layers, {num_bytes:,} bytes a row"}
 
 
 def _without_weights(path: Path) -> dict[str, str]:

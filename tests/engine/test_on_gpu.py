@@ -48,7 +48,9 @@ def test_greedy_float32_tokens_equal_transformers(make_engine: EngineFactory, va
         assert list(completions[request.request_id].token_ids) == expected
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral_sliding", "qwen2", "qwen3", "qwen3_5"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "mistral_sliding", "qwen2", "qwen3", "qwen3_5", "lfm2", "granite_h", "nemotron_h_moe"]
+)
 def test_bfloat16_first_tokens_are_near_the_best_of_float32(make_engine: EngineFactory, variant: str) -> None:
     """One token each: where bf16 chooses another one, float32 must have found it nearly as likely."""
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=20)

@@ -13,6 +13,7 @@ from bulkrun.launch.model_list import describe_model, supported_models
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.config.families import FAMILIES
 from tests.models.tiny_encoders import save_tiny_encoder, write_modules
+from tests.models.tiny_models import save_tiny_model
 from tests.models.tiny_packed import PACKED, quantization_config
 from tests.models.tiny_quantized import FORMATS
 
@@ -92,3 +93,9 @@ def test_a_model_that_cannot_be_loaded_is_not_described_as_if_it_could(tmp_path:
     (tmp_path / "pytorch_model.bin").touch()
     facts = describe_model(str(tmp_path))
     assert facts["level"] == "fast" and "weights only as pickle" in facts["cannot be loaded"]
+
+
+def test_states_are_told_where_layers_keep_some(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "lfm2")
+    assert describe_model(str(tmp_path))["states"] == "of 3 layers, 1,152 bytes a row"
+    assert "states" not in describe_model("bundled:tiny")
