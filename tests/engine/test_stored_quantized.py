@@ -77,9 +77,12 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
         ("int8_channel", "mixtral"),
         ("block", "qwen3_5_moe"),
         ("ct_channel", "qwen3_next"),
+        ("ct_channel", "lfm2_moe"),
+        ("int8_channel", "granite_h"),
+        ("ct_channel", "nemotron_h_moe"),
     ],
 )
-def test_experts_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
+def test_experts_and_layers_with_a_state_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
     stored, plain = save_tiny_quantized(tmp_path, variant, name)
     assert tokens(stored) == of_transformers(reference(plain))
 
