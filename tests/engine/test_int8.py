@@ -75,10 +75,7 @@ def test_tokens_are_those_of_a_model_quantized_by_hand(tmp_path: Path, variant: 
     model = with_fake_quantized_projections(variant, fake_quantized, **WHOLE, head_dim=16)
     engine = engine_over(tmp_path, variant, max_num_batched_tokens=29, max_num_seqs=4)
     is_in_panels = all(one.zeros is not None for one in quantized_of(engine))
-    is_not_one_call = variant in ("lfm2", "granite_h", "nemotron_h")
-    assert is_in_panels == (
-        engine.model_runner.model.layer_stack is not None or (is_not_one_call and can_pack_int8(32, 64))
-    )
+    assert is_in_panels == (engine.model_runner.model.layer_stack is not None)
     for request, output in zip(requests(), tokens(engine), strict=True):
         assert_best(model, request.prompt_token_ids, output)
 

@@ -56,7 +56,9 @@ def tolerance_of(variant: str) -> float:
     Measured: either side is up to 9e-5 away from float64 (gemma). States add up what is rounded: of qwen3_5 ours are
     1.4e-4 away with AVX-512 and 3.0e-4 with AVX2, theirs 1.9e-4.
     """
-    return 6e-4 if variant.startswith(("qwen3_5", "qwen3_next")) else 2e-4
+    if variant == "qwen3_5":
+        return 5e-4
+    return 4e-4 if variant.startswith(("qwen3_5", "qwen3_next")) else 2e-4
 
 
 def assert_same_tokens(ours: torch.Tensor, theirs: torch.Tensor, rounding: float = 1e-5) -> None:

@@ -11,13 +11,14 @@ import torch
 import transformers
 
 from tests.models.tiny_general import GENERAL_VARIANTS
-from tests.models.tiny_models import SMALL, randomize
+from tests.models.tiny_models import SMALL, VARIANTS, randomize
 
 _PIXTRAL = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
             "head_dim": 16, "image_size": 28, "patch_size": 14}  # fmt: skip
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
          "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
 _SIGLIP = _CLIP | {"model_type": "siglip_vision_model"}
+_LFM3 = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
 _INTERN = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
            "image_size": [28, 28], "patch_size": [14, 14]}  # fmt: skip
 _QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
@@ -53,6 +54,7 @@ TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True},
         _SIGLIP | {"model_type": "siglip2_vision_model"},
     ),
+    "lfm3_vl": ("Lfm3VlForConditionalGeneration", {"model_type": "lfm3", **VARIANTS["lfm3"][1]}, _LFM3),
     "llava": ("LlavaForConditionalGeneration", {"model_type": "llama"}, _CLIP),
     "llava_next": ("LlavaNextForConditionalGeneration", {"model_type": "mistral"}, _CLIP),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", {"model_type": "qwen2"}, _SIGLIP),

@@ -19,7 +19,7 @@ def naive_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: Weights | None,
-    swiglu: ops.ClampedSwiglu | None,
+    activation: ops.ExpertActivation,
 ) -> torch.Tensor:
     """float64 [T, E]. `product` rounds rows and weight and gives float64; gates and ups are rounded as an op would."""
     gate_up_bias, down_bias = biases or (torch.zeros(weights[0].shape[:2]), torch.zeros(weights[1].shape[:2]))
@@ -27,29 +27,37 @@ def naive_experts(
     for token in range(x_TE.shape[0]):
         for weight, expert in zip(weights_Tk[token].tolist(), ids_Tk[token].tolist(), strict=True):
             both = product(x_TE[token, None], weights[0][expert]) + gate_up_bias[expert].double()
-            gate, up = both.to(x_TE.dtype).double().chunk(2, dim=-1)
-            gated = F.silu(gate).to(x_TE.dtype).double() * up
-            if swiglu is not None:
-                gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
-                gated = gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
+            gated = activated(both.to(x_TE.dtype).double(), activation, x_TE.dtype)
             down = product(gated.to(x_TE.dtype), weights[1][expert])[0] + down_bias[expert].double()
             out_TE[token] += weight * down
     return out_TE
 
 
-def random_weights(num_experts: int, sizes: tuple[int, int]) -> Weights:
+def activated(both: torch.Tensor, activation: ops.ExpertActivation, dtype: torch.dtype) -> torch.Tensor:
+    """What comes of gates and ups, or ups alone, in float64; SiLU is rounded to `dtype` as the op rounds it."""
+    if activation == "relu2":
+        return both.clamp(min=0) ** 2
+    gate, up = both.chunk(2, dim=-1)
+    if activation is None:
+        return F.silu(gate).to(dtype).double() * up
+    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
+
+
+def random_weights(num_experts: int, sizes: tuple[int, int], *, has_gates: bool = True) -> Weights:
     """Of experts of these hidden and intermediate sizes."""
     hidden, inner = sizes
     generator = torch.Generator().manual_seed(hidden)
-    shapes = (num_experts, 2 * inner, hidden), (num_experts, hidden, inner)
+    shapes = (num_experts, inner * (2 if has_gates else 1), hidden), (num_experts, hidden, inner)
     gate_up, down = (torch.randn(shape, generator=generator) / shape[2] ** 0.5 for shape in shapes)
     return gate_up, down
 
 
-def random_biases(num_experts: int, sizes: tuple[int, int], dtype: torch.dtype) -> Weights:
+def random_biases(num_experts: int, sizes: tuple[int, int], dtype: torch.dtype, *, has_gates: bool = True) -> Weights:
     """Of the same."""
     generator = torch.Generator().manual_seed(1)
-    gate_up, down = (torch.randn(num_experts, n, generator=generator).to(dtype) for n in (2 * sizes[1], sizes[0]))
+    outputs = sizes[1] * (2 if has_gates else 1), sizes[0]
+    gate_up, down = (torch.randn(num_experts, n, generator=generator).to(dtype) for n in outputs)
     return gate_up, down
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bulkrun.models.config.family import Family
+from bulkrun.models.config.family import GRANITE_KEYS, Family
 from bulkrun.models.config.hybrid_families import HYBRIDS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
@@ -27,13 +27,6 @@ _GEMMA: Mapping[str, Any] = {
     "use_bidirectional_attention": False,
     **_WINDOW,
 }
-_GRANITE: Mapping[str, Any] = {
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(
         "llama",
@@ -226,12 +219,12 @@ FAMILIES: Mapping[str, Family] = {
         "granite",
         "Granite 3.x (dense)",
         "multipliers of embeddings, residuals, attention and logits",
-        _GRANITE | _BIASES,
+        GRANITE_KEYS | _BIASES,
     ),
     "GraniteMoeForCausalLM": Family(
         "granitemoe",
         "Granite 3.x (mixture of experts)",
         "as Granite, mixture of experts",
-        _GRANITE | {"attention_bias": False, "num_experts": 8, "num_experts_per_tok": 2},
+        GRANITE_KEYS | {"num_experts": 8, "num_experts_per_tok": 2},
     ),
 } | HYBRIDS

@@ -50,6 +50,13 @@ _COMMON_KEYS: Mapping[str, Any] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+GRANITE_KEYS: Mapping[str, Any] = {
+    "attention_bias": False,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 _MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says more
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _FACTORS = (

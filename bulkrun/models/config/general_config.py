@@ -130,7 +130,7 @@ _ENCODERS = (
     "XmodForCausalLM",
 )  # fmt: skip
 
-# by the beginnings of their names; hybrids of which some have attention alone are told by their keys
+# by the beginnings of their names
 _RECURRENT = (
     "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
 )  # fmt: skip
@@ -148,7 +148,6 @@ _HEADS_OF_EXPERTS = "JetMoeForCausalLM"  # a token has its heads once for each o
 _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
-_ALSO_FULL = "attention"  # what hybrids call it
 CLASSIFIERS = "ForSequenceClassification"  # how their classes end
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
@@ -204,9 +203,8 @@ def _reasons_of_layers(raw: Mapping[str, Any], names: list[str]) -> Iterator[str
     if raw.get("is_encoder_decoder"):
         yield "an encoder-decoder; decoder-only models are"
     named = {str(kind) for kind in raw.get("layer_types") or ()}
-    others = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
-    is_attention_alone = named and not others  # then the keys of a state are leftovers
-    if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
+    others = sorted(named - {*_ATTENTION_KINDS})
+    if any(raw.get(key) for key in _STATE_SPACE_KEYS):
         yield "layers that keep a state; models of attention only are"
     if others:
         yield f"layers of type {', '.join(others)}; {' and '.join(_ATTENTION_KINDS)} are"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.models.config.delta_net import delta_net_of
-from bulkrun.models.config.family import Family
+from bulkrun.models.config.family import GRANITE_KEYS, Family
 from bulkrun.models.config.hybrid_files import of_granite, of_lfm2, of_lfm2_moe, of_lfm3, of_nemotron, of_qwen
 from bulkrun.models.config.mamba2 import mamba2_of
 from bulkrun.models.config.short_conv import short_conv_of
@@ -40,7 +40,14 @@ _SHORT_CONV: Mapping[str, Any] = {
     "linear_layers": None,
 }
 
+_BY_SIGMOID: Mapping[str, Any] = {  # experts that are chosen so
+    "norm_topk_prob": True,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+    "mlp_only_layers": None,
+}
 _MAMBA2: Mapping[str, Any] = {
+    "linear_layers": None,
     "mamba_n_heads": 128,
     "mamba_d_head": None,
     "mamba_n_groups": 1,
@@ -51,30 +58,29 @@ _MAMBA2: Mapping[str, Any] = {
     "time_step_limit": None,
 }
 
+_OF_QWEN: Mapping[str, Any] = {
+    "qk_norm": "head",
+    "norm_offset": 1.0,
+    "norm_rounds_once": True,
+    "gates_attention": True,
+    "in_common_words": of_qwen,
+    "recurrence": delta_net_of,
+}
+
 HYBRIDS: Mapping[str, Family] = {
     "Qwen3_5ForCausalLM": Family(
         "qwen3_5_text",
         "Qwen3.5 (dense; the text part)",
         "gated delta nets, gated attention in every fourth layer",
         _DELTA_NET | {"num_key_value_heads": 4},
-        qk_norm="head",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        gates_attention=True,
-        in_common_words=of_qwen,
-        recurrence=delta_net_of,
+        **_OF_QWEN,
     ),
     "Qwen3_5MoeForCausalLM": Family(
         "qwen3_5_moe_text",
         "Qwen3.5 (mixture of experts; the text part)",
         "as Qwen3.5, a shared expert beside those of each token",
         _DELTA_NET_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
-        qk_norm="head",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        gates_attention=True,
-        in_common_words=of_qwen,
-        recurrence=delta_net_of,
+        **_OF_QWEN,
     ),
     "Qwen3NextForCausalLM": Family(
         "qwen3_next",
@@ -88,12 +94,7 @@ HYBRIDS: Mapping[str, Family] = {
             "decoder_sparse_step": 1,
             "mlp_only_layers": None,
         },
-        qk_norm="head",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        gates_attention=True,
-        in_common_words=of_qwen,
-        recurrence=delta_net_of,
+        **_OF_QWEN,
     ),
     "Lfm2ForCausalLM": Family(
         "lfm2",
@@ -110,13 +111,10 @@ HYBRIDS: Mapping[str, Family] = {
         "as LFM2, experts chosen by sigmoid and bias",
         _SHORT_CONV
         | {
+            **_BY_SIGMOID,
             "moe_intermediate_size": 1792,
             "num_experts": 32,
             "num_experts_per_tok": 4,
-            "norm_topk_prob": True,
-            "use_expert_bias": True,
-            "routed_scaling_factor": 1.0,
-            "mlp_only_layers": None,
         },
         qk_norm="head",
         expert_scores="sigmoid",
@@ -151,17 +149,12 @@ HYBRIDS: Mapping[str, Family] = {
         "Granite 4.0 (Micro, Tiny, Small; with Mamba 2 and without)",
         "Mamba 2, multipliers, experts beside a shared MLP",
         {
-            "attention_bias": False,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "logits_scaling": 1.0,
+            **GRANITE_KEYS,
             "position_embedding_type": None,
             "num_experts": 8,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": None,
             "shared_expert_intermediate_size": None,
-            "linear_layers": None,
             **_MAMBA2,
         },
         gates_shared_expert=False,
@@ -186,12 +179,8 @@ HYBRIDS: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 7688,
             "shared_expert_intermediate_size": None,
-            "norm_topk_prob": True,
-            "use_expert_bias": True,
-            "routed_scaling_factor": 1.0,
-            "mlp_only_layers": None,
-            "linear_layers": None,
             "mlp_alone": None,
+            **_BY_SIGMOID,
             **_MAMBA2,
         },
         norm_rounds_once=True,

@@ -5,28 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_LFM2 = {
+_LFM = {
     "embedding_norm": "norm",
     "operator_norm": "input_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.w2": "mlp.down_proj",
+}
+_LFM2 = _LFM | {
     "ffn_norm": "post_attention_layernorm",
     "self_attn.out_proj": "self_attn.o_proj",
     "q_layernorm": "q_norm",
     "k_layernorm": "k_norm",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "feed_forward.w2": "mlp.down_proj",
     "feed_forward": "mlp",
 }
-_LFM3 = {
-    "embedding_norm": "norm",
-    "operator_norm": "input_layernorm",
+_LFM3 = _LFM | {
     "post_operator_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffn_norm": "post_feedforward_layernorm",
     "self_attn.gate_proj": "self_attn.g_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "feed_forward.w2": "mlp.down_proj",
 }
 _GRANITE = {
     "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",

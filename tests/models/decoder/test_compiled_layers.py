@@ -32,9 +32,16 @@ NOT_STACKED = ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe", "qwen3_next"]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
 # either way is so far from the truth; rounding to bf16 at the same places, sums in another order
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.08}  # gemma's, summed in eight lanes: 5.5e-5 from op by op
+TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 0.08}
+TOLERANCE_OF_GEMMA = {torch.float32: 1e-4, torch.bfloat16: 0.08}  # summed in eight lanes: 5.5e-5 from op by op
 # of float64, in float32, are so far: the stack 1.1e-4, op by op 0.9e-4, transformers 1.4e-4
 TOLERANCE_OF_STATES = {torch.float32: 3e-4, torch.bfloat16: 0.08}
+
+
+def tolerances(variant: str) -> dict[torch.dtype, float]:
+    if variant == "gemma":
+        return TOLERANCE_OF_GEMMA
+    return TOLERANCE_OF_STATES if variant.startswith("qwen3_5") else TOLERANCE
 
 
 def load(tmp_path: Path, variant: str, dtype: torch.dtype, **changes: int) -> Decoder:
@@ -77,7 +84,7 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
         reference = torch.cat(forced_logits(model, sequences, prompt_lens))
     with torch.inference_mode():
         exact = torch.cat([make_tiny_model(variant)(torch.tensor([tokens])).logits[0] for tokens in sequences])
-    tolerance = (TOLERANCE_OF_STATES if variant.startswith("qwen3_5") else TOLERANCE)[dtype]
+    tolerance = tolerances(variant)[dtype]
     torch.testing.assert_close(ours, reference, atol=tolerance, rtol=tolerance)
     if dtype == torch.float32:
         assert_same_tokens(ours, exact)

@@ -12,6 +12,7 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.cpu.layer_stack import LayerStack
 from bulkrun.ops.cpu.library import compiled_ops
 from tests.models.decoder.test_compiled_layers import DTYPES, TOLERANCE_OF_STATES, load, op_by_op, random_tokens
 from tests.models.load import load_model
@@ -20,8 +21,15 @@ from tests.models.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 BLOCK_SIZE, ROWS = 8, [5, 0, 3]
-VARIANTS = {"qwen3_5": {}, "lfm2_biases": {"hidden_size": 64}, "granite_h": {}}
+LFM2 = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "block_auto_adjust_ff_dim": False}
+VARIANTS = {"qwen3_5": {}, "lfm2_biases": LFM2, "granite_h": {}}
 CHUNKS = [(13, 14), (0, 9), (4, 26)]  # of three sequences: one decodes, one begins, one goes on with its prompt
+
+
+def stacked(tmp_path: Path, variant: str, dtype: torch.dtype) -> Decoder:
+    model = load(tmp_path, variant, dtype, **VARIANTS[variant])
+    assert isinstance(model.layer_stack, LayerStack)
+    return model
 
 
 def step(
@@ -56,7 +64,7 @@ TOKENS = torch.tensor(random_tokens(sum(end - start for start, end in CHUNKS), s
 def test_states_are_those_of_op_by_op_and_other_rows_stay(
     variant: str, num_threads: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    model, before = load(tmp_path, variant, dtype, **VARIANTS[variant]), torch.get_num_threads()
+    model, before = stacked(tmp_path, variant, dtype), torch.get_num_threads()
     torch.set_num_threads(num_threads)
     ours, states = step(model, metadata(), TOKENS)
     torch.set_num_threads(before)
@@ -77,7 +85,7 @@ def test_of_few_tokens_come_the_same_bits_and_all_states(
     variant: str, kept: list[int], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """The last layer is one with a state, of which no token may be left out."""
-    model = load(tmp_path, variant, dtype, **VARIANTS[variant])
+    model = stacked(tmp_path, variant, dtype)
     every, states = step(model, metadata(), TOKENS)
     some, same_states = step(model, metadata(), TOKENS, torch.tensor(kept, dtype=torch.int64))
     assert torch.equal(some, every[kept])
@@ -88,7 +96,7 @@ def test_of_few_tokens_come_the_same_bits_and_all_states(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_pads_a_step_changes_nothing(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Tokens of nobody, and sequences without any."""
-    model, meta = load(tmp_path, variant, dtype, **VARIANTS[variant]), metadata()
+    model, meta = stacked(tmp_path, variant, dtype), metadata()
     padded = replace(
         meta,
         slot_mapping_T=torch.cat((meta.slot_mapping_T, torch.full((5,), -1))),
@@ -107,7 +115,7 @@ def test_what_pads_a_step_changes_nothing(variant: str, dtype: torch.dtype, tmp_
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_in_any_chunks_and_beside_anybody_the_same_bits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = load(tmp_path, variant, dtype, **VARIANTS[variant])
+    model = stacked(tmp_path, variant, dtype)
     model.drop_head()  # torch's product
     sequences, prompt_lens = [random_tokens(length, seed=length) for length in (60, 33, 21, 2)], [50, 33, 7, 1]
     together = forced_logits(model, sequences, prompt_lens)

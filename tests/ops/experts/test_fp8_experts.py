@@ -24,7 +24,7 @@ def quantized(weights: Weights) -> list[Fp8Weight]:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("swiglu", [None, ops.ClampedSwiglu(1.702, 0.8)])
+@pytest.mark.parametrize("activation", [None, ops.ClampedSwiglu(1.702, 0.8), "relu2"])
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize(
     ("num_experts", "top_k", "num_tokens"), [(5, 2, 0), (5, 2, 1), (1, 1, 9), (3, 3, 33), (64, 8, 5), (9, 4, 150)]
@@ -34,18 +34,18 @@ def test_experts_equal_the_naive_loop(
     top_k: int,
     num_tokens: int,
     has_biases: bool,
-    swiglu: ops.ClampedSwiglu | None,
+    activation: ops.ExpertActivation,
     dtype: torch.dtype,
 ) -> None:
-    sizes = (40, 23)
-    weights, generator = random_weights(num_experts, sizes), torch.Generator().manual_seed(2)
+    sizes, has_gates = (40, 23), activation != "relu2"
+    weights, generator = random_weights(num_experts, sizes, has_gates=has_gates), torch.Generator().manual_seed(2)
     x_TE = torch.randn(num_tokens, sizes[0], generator=generator).to(dtype)
-    biases = random_biases(num_experts, sizes, dtype) if has_biases else None
+    biases = random_biases(num_experts, sizes, dtype, has_gates=has_gates) if has_biases else None
     weights_Tk, ids_Tk = routed(num_tokens, num_experts, top_k)
-    ours = ops.fused_experts(x_TE, *quantized(weights), weights_Tk, ids_Tk, biases, swiglu)
+    ours = ops.fused_experts(x_TE, *quantized(weights), weights_Tk, ids_Tk, biases, activation)
     assert ours.dtype == dtype
     rounded = fp8_oracle.fake_quantized(weights[0]), fp8_oracle.fake_quantized(weights[1])
-    exact = naive_experts(fp8_oracle.product, x_TE, rounded, weights_Tk, ids_Tk, biases, swiglu)
+    exact = naive_experts(fp8_oracle.product, x_TE, rounded, weights_Tk, ids_Tk, biases, activation)
     size = exact.abs().max().item() if exact.numel() else 0.0
     torch.testing.assert_close(ours.double(), exact, atol=TOLERANCE[dtype] * size, rtol=0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -35,8 +37,10 @@ def assert_near(ours: torch.Tensor, exact: torch.Tensor) -> None:
 
 
 @each_dtype
-@pytest.mark.parametrize("in_panels", [False, True])
-@pytest.mark.parametrize("swiglu", [None, ops.ClampedSwiglu(1.702, 0.8)])
+@pytest.mark.parametrize(
+    ("activation", "in_panels"),  # without gates there are none in panels
+    [*product((None, ops.ClampedSwiglu(1.702, 0.8)), (False, True)), ("relu2", False)],
+)
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize(("num_experts", "top_k", "num_tokens"), [(5, 2, 0), (5, 2, 1), (3, 3, 33), (9, 4, 150)])
 def test_experts_equal_the_naive_loop(
@@ -44,19 +48,19 @@ def test_experts_equal_the_naive_loop(
     top_k: int,
     num_tokens: int,
     has_biases: bool,
-    swiglu: ops.ClampedSwiglu | None,
+    activation: ops.ExpertActivation,
     in_panels: bool,
     dtype: torch.dtype,
 ) -> None:
-    sizes = (128, 192) if in_panels else (40, 24)
-    weights = random_weights(num_experts, sizes)
+    sizes, has_gates = (128, 192) if in_panels else (40, 24), activation != "relu2"
+    weights = random_weights(num_experts, sizes, has_gates=has_gates)
     int8, generator = packed(weights) if in_panels else quantized(weights), torch.Generator().manual_seed(1)
     x_TE = torch.randn(num_tokens, sizes[0], generator=generator).to(dtype)
-    biases = random_biases(num_experts, sizes, dtype) if has_biases else None
+    biases = random_biases(num_experts, sizes, dtype, has_gates=has_gates) if has_biases else None
     weights_Tk, ids_Tk = routed(num_tokens, num_experts, top_k)
-    ours = ops.fused_experts(x_TE, *int8, weights_Tk, ids_Tk, biases, swiglu)
+    ours = ops.fused_experts(x_TE, *int8, weights_Tk, ids_Tk, biases, activation)
     assert ours.dtype == dtype
-    assert_near(ours, naive_experts(int8_oracle.product, x_TE, weights, weights_Tk, ids_Tk, biases, swiglu))
+    assert_near(ours, naive_experts(int8_oracle.product, x_TE, weights, weights_Tk, ids_Tk, biases, activation))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

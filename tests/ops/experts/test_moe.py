@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from bulkrun import ops
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
 from bulkrun.ops.experts.expert_pairs import ExpertPairs, sum_by_token
 from bulkrun.ops.triton.expert_pairs import sum_by_token as triton_sum
+from tests.ops.naive_experts import naive_experts as naive_loop
 
 
 def naive_experts(
@@ -19,35 +19,32 @@ def naive_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
-    swiglu: ops.ClampedSwiglu | None = None,
+    activation: ops.ExpertActivation = None,
 ) -> torch.Tensor:
-    x_TE, gate_up, down = x_TE.double(), gate_up.double(), down.double()
-    gate_up_bias, down_bias = biases or (gate_up.new_zeros(gate_up.shape[:2]), down.new_zeros(down.shape[:2]))
-    out_TE = torch.zeros_like(x_TE)
-    for token in range(x_TE.shape[0]):
-        for weight, expert in zip(weights_Tk[token].tolist(), ids_Tk[token].tolist(), strict=True):
-            gate, up = (gate_up[expert] @ x_TE[token] + gate_up_bias[expert].double()).chunk(2)
-            gated = F.silu(gate) * up
-            if swiglu is not None:
-                gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
-                gated = gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
-            out_TE[token] += weight * (down[expert] @ gated + down_bias[expert].double())
-    return out_TE
+    return naive_loop(exact_product, x_TE, (gate_up, down), weights_Tk, ids_Tk, biases, activation)
+
+
+def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.double() @ weight.double().T
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "top_k"), [(1, 4, 2), (17, 4, 1), (33, 7, 3), (5, 64, 8), (3, 3, 3)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_equal_the_naive_loop(num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", [None, "relu2"])
+def test_experts_equal_the_naive_loop(
+    num_tokens: int, num_experts: int, top_k: int, activation: ops.ExpertActivation, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     x_TE = torch.randn(num_tokens, 24, generator=generator).to(dtype)
-    gate_up = (torch.randn(num_experts, 2 * 16, 24, generator=generator) / 5).to(dtype)
+    num_ups = 2 * 16 if activation is None else 16
+    gate_up = (torch.randn(num_experts, num_ups, 24, generator=generator) / 5).to(dtype)
     down = (torch.randn(num_experts, 24, 16, generator=generator) / 3).to(dtype)
     logits_TX = torch.randn(num_tokens, num_experts, generator=generator)
     weights_Tk, ids_Tk = ops.route_top_k(logits_TX, top_k, renormalize=True)
-    ours = ops.fused_experts(x_TE, gate_up, down, weights_Tk, ids_Tk)
-    exact = naive_experts(x_TE, gate_up, down, weights_Tk, ids_Tk)
+    ours = ops.fused_experts(x_TE, gate_up, down, weights_Tk, ids_Tk, None, activation)
+    exact = naive_experts(x_TE, gate_up, down, weights_Tk, ids_Tk, None, activation)
     assert ours.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)

@@ -48,14 +48,20 @@ def check(
     device: str,
     dtype: torch.dtype = torch.float32,
     biases: Weights | None = None,
-    swiglu: ops.ClampedSwiglu | None = None,
+    activation: ops.ExpertActivation = None,
     error: float = 0.0,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     x_TE = torch.randn(len(asked[0]), sizes[0], generator=generator).to(device, dtype)
-    both, asked = on(device, random_weights(num_experts, sizes)), (asked[0].to(device), asked[1].to(device))
+    both, asked = (
+        on(device, random_weights(num_experts, sizes, has_gates=activation != "relu2")),
+        (asked[0].to(device), asked[1].to(device)),
+    )
     biases = biases and (biases[0].to(device), biases[1].to(device))
-    ours, exact = fp8_experts(x_TE, *both, *asked, biases, swiglu), reference(x_TE, *both, *asked, biases, swiglu)
+    ours, exact = (
+        fp8_experts(x_TE, *both, *asked, biases, activation),
+        reference(x_TE, *both, *asked, biases, activation),
+    )
     assert ours.dtype == dtype and ours.shape == x_TE.shape
     size = exact.abs().max().item() if exact.numel() else 0.0
     torch.testing.assert_close(ours, exact, atol=max(ERROR[dtype], error) * size, rtol=0)
@@ -73,21 +79,12 @@ def test_it_gives_what_the_reference_gives(
     check(num_experts, routed(num_tokens, num_experts, top_k), sizes, device, dtype)
 
 
-@pytest.mark.parametrize("swiglu", [None, CLAMPED])
+@pytest.mark.parametrize("activation", [None, CLAMPED, "relu2"])
 @pytest.mark.parametrize("has_biases", [False, True])
-def test_biases_and_clamped_gates(has_biases: bool, swiglu: ops.ClampedSwiglu | None, device: str) -> None:
-    biases = random_biases(6, (48, 40), torch.float32) if has_biases else None
-    check(6, routed(9, 6, 4), (48, 40), device, biases=biases, swiglu=swiglu)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 17])
-def test_experts_without_gates(num_tokens: int, device: str) -> None:
-    (up, _), (_, down) = random_weights(3, (48, 20)), random_weights(3, (48, 40))
-    both = on(device, (up, down))
-    x_TE = torch.randn(num_tokens, 48, generator=torch.Generator().manual_seed(0)).to(device)
-    asked = [one.to(device) for one in routed(num_tokens, 3, 2)]
-    ours, exact = (op(x_TE, *both, *asked, None, "relu2") for op in (fp8_experts, reference))
-    torch.testing.assert_close(ours, exact, atol=ERROR[torch.float32] * exact.abs().max().item(), rtol=0)
+def test_biases_and_activations(has_biases: bool, activation: ops.ExpertActivation, device: str) -> None:
+    has_gates = activation != "relu2"
+    biases = random_biases(6, (48, 40), torch.float32, has_gates=has_gates) if has_biases else None
+    check(6, routed(9, 6, 4), (48, 40), device, biases=biases, activation=activation)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 64, 65, 97, 128, 129, 300])
