@@ -20,6 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # read when OpenMP is loaded, with torch: threads of several processes that spin for their next piece of work take
     # the cores from each other (two processes with two threads each on two cores: six times as slow)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = "1"  # each of the processes has a core; tests of several threads say how many
 
 # How long one example takes says nothing: the machine may be doing something else beside.
 settings.register_profile("any_speed", deadline=None)
