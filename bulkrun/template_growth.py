@@ -15,7 +15,8 @@ from jinja2.utils import Namespace
 MAX_CHARS = 32 * 2**20  # of any string a template makes, the output included
 MAX_ITEMS = 2**20  # of any list, tuple or dict a template makes
 MAX_INTEGER_BITS = 2**14  # of any number; Python writes out no larger ones, and divides them slowly
-CONTAINERS = (list, tuple, dict, *(type(view) for view in ({}.keys(), {}.values(), {}.items())))
+_VIEWS: tuple[Any, ...] = ({}.keys(), {}.values(), {}.items())
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *map(type, _VIEWS))
 _CHARS_MOVED_AT_ONCE = 1024  # in the time that one takes when it is made
 _MOST_ESCAPED = 100  # characters that one becomes when it cannot be encoded
 _ENCODINGS = frozenset(

@@ -104,7 +104,7 @@ def widest_prompts(config: EngineConfig) -> ScheduledBatch:
 
 def widest_decode(config: EngineConfig, prompts: list[Sequence]) -> ScheduledBatch:
     """One token for each of these sequences: for the first at the end of `max_model_len`."""
-    seqs = [_sequence(seq.row, seq.token_ids, config, _UNFILTERED) for seq in prompts]
+    seqs = [_sequence(seq.running_row, seq.token_ids, config, _UNFILTERED) for seq in prompts]
     batch = ScheduledBatch(seqs=seqs, num_decode_seqs=len(seqs))
     for number, seq in enumerate(seqs):
         num_tokens = config.max_model_len - 1 if number == 0 else seq.num_tokens

@@ -14,7 +14,9 @@ from bulkrun.ops import AttentionMetadata
 class LanguageModel(Protocol):
     """A decoder-only transformer on its device, weights loaded. The caller holds `torch.inference_mode()`."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """What it is."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -27,7 +27,8 @@ class Norm(NamedTuple):
     bias: torch.Tensor
 
 
-class PlainMatrix(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlainMatrix:
     """A weight [O, I] and a bias [O]."""
 
     weight: torch.Tensor
@@ -51,9 +52,8 @@ class EncoderLayer(Generic[M]):
 
     def map(self, change: Callable[[M], N]) -> EncoderLayer[N]:
         """The same with other matrices."""
-        return EncoderLayer(
-            *map(change, (self.qkv, self.o, self.up, self.down)), self.attention_norm, self.mlp_norm
-        )  # fmt: skip
+        qkv, o, up, down = map(change, (self.qkv, self.o, self.up, self.down))
+        return EncoderLayer(qkv, o, up, down, self.attention_norm, self.mlp_norm)
 
 
 @dataclass(frozen=True, slots=True)

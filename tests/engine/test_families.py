@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from bulkrun.engine.llm_engine import LLMEngine
@@ -55,10 +57,9 @@ def _requests() -> list[Request]:
     return [Request(f"r{i}", prompt, params) for i, prompt in enumerate(PROMPTS)]
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, list[list[int]]]:
-    return {variant: [generate_with_transformers(variant, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
-            for variant in VARIANTS}  # fmt: skip
+@cache
+def expected_of(variant: str) -> list[list[int]]:
+    return [generate_with_transformers(variant, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
 
 
 def _pool_of(engine: LLMEngine, tokens: int) -> int:
@@ -71,7 +72,7 @@ def _pool_of(engine: LLMEngine, tokens: int) -> int:
 @pytest.mark.parametrize("way", SETTINGS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_transformers_however_they_are_batched(
-    make_engine: EngineFactory, expected: dict[str, list[list[int]]], variant: str, way: str
+    make_engine: EngineFactory, variant: str, way: str
 ) -> None:
     engine = make_engine(variant, **SETTINGS[way])
     if way == "preempted":
@@ -82,7 +83,7 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     expect_short_outputs(engine.scheduler)
     for _ in range(2 if way == "prefix cached" else 1):
         completions = run(engine, _requests())
-        assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected[variant]
+        assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected_of(variant)
     assert (engine.stats().num_preemptions > 0) == (way == "preempted")
     assert (engine.stats().num_cached_tokens > 0) == (way in ("prefix cached", "preempted"))
 

@@ -96,6 +96,19 @@ def test_experts_have_the_tokens_of_a_model_quantized_by_hand(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
+def test_experts_without_gates_have_those_tokens_though_they_fill_no_panels(
+    tmp_path: Path, deterministic: bool
+) -> None:
+    variant = "nemotron_h_moe"
+    model = with_fake_quantized_projections(variant, fake_quantized, **WHOLE, head_dim=16)
+    engine = engine_over(tmp_path, variant, deterministic=deterministic, max_num_seqs=4)
+    experts = [one for one in quantized_of(engine) if isinstance(one, Int8ExpertLinear)]
+    assert len(experts) == 4 and all(one.zeros is None for one in experts)
+    for request, output in zip(requests(), tokens(engine), strict=True):
+        assert_best(model, request.prompt_token_ids, output)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     "variant", ["llama_biases", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_next", "mixtral", "gpt_oss"]
 )

@@ -38,21 +38,25 @@ def fake_quantize(model: transformers.PreTrainedModel, rounding: Callable[[torch
             module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
         elif are_experts(module):
             inputs = 1 if "GptOss" in type(module).__name__ else 2  # weights [X, O, I], of gpt-oss [X, I, O]
-            for weight in (module.gate_up_proj, module.down_proj):
+            first = module.gate_up_proj if module.has_gate else module.up_proj
+            for weight in (first, module.down_proj):
                 weight.data = rounding(weight.data.transpose(inputs, 2)).transpose(inputs, 2).contiguous()
             round_inputs_of_experts(module, rounding)
 
 
 def are_experts(module: nn.Module) -> bool:
     """Whether it is what transformers has as one module for all experts of a layer."""
-    return isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+    return isinstance(getattr(module, "down_proj", None), nn.Parameter)
 
 
 def round_inputs_of_experts(experts: nn.Module, rounding: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Make both products see tokens as quantizing them makes them."""
     experts.config._experts_implementation = "grouped_mm"  # which calls `_apply_gate`; its own loop may not
-    gates = experts._apply_gate
-    experts._apply_gate = lambda gate_up: rounding(gates(gate_up))
+    if experts.has_gate:
+        gates = experts._apply_gate
+        experts._apply_gate = lambda gate_up: rounding(gates(gate_up))
+    else:
+        experts.act_fn.register_forward_hook(lambda _, __, out: rounding(out))
     experts.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:]))
 
 

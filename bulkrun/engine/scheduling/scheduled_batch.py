@@ -52,9 +52,8 @@ class ScheduledBatch:
             self._send_tokens(seq)
 
     def _send_tokens(self, seq: Sequence) -> None:
-        assert seq.row is not None, "only a running sequence has a row that lacks some"
-        first = len(seq.token_ids) - seq.num_unsent_tokens
-        self.token_updates += [(seq.row, first + i, token_id) for i, token_id in enumerate(seq.token_ids[first:])]
+        row, first = seq.running_row, len(seq.token_ids) - seq.num_unsent_tokens
+        self.token_updates += [(row, first + i, token_id) for i, token_id in enumerate(seq.token_ids[first:])]
         seq.num_unsent_tokens = 0
 
     def sampling_indices(self) -> list[int]:

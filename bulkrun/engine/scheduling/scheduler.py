@@ -175,9 +175,8 @@ class Scheduler:
         self.waiting.add(seq)
 
     def _release(self, seq: Sequence) -> None:
-        assert seq.row is not None, "only a running sequence owns blocks and a row"
         self.block_manager.release(seq.block_table)
-        self._free_rows.append(seq.row)
+        self._free_rows.append(seq.running_row)
         seq.leave_pool()
         self._refused = None
 
@@ -271,10 +270,9 @@ class Scheduler:
         seq.num_computed_tokens += tail.num_tokens
 
     def _add_blocks(self, batch: ScheduledBatch, seq: Sequence, block_ids: list[int]) -> None:
-        assert seq.row is not None, "a sequence without a row has no block table on the device"
-        first = len(seq.block_table)
+        row, first = seq.running_row, len(seq.block_table)
         seq.block_table += block_ids
-        batch.block_table_updates += [(seq.row, first + i, block_id) for i, block_id in enumerate(block_ids)]
+        batch.block_table_updates += [(row, first + i, block_id) for i, block_id in enumerate(block_ids)]
 
     def _append(self, batch: ScheduledBatch, seq: Sequence, count: int) -> None:
         """Schedule `count` tokens."""
@@ -283,7 +281,7 @@ class Scheduler:
         self._prefix_cache.offer(seq)
         if self._states is not None and seq.num_computed_tokens in seq.saves_state_at:
             row = self._states.save(seq, self.block_manager.block_size)
-            batch.state_saves += [] if row is None else [StateCopy(seq.row, row)]
+            batch.state_saves += [] if row is None else [StateCopy(seq.running_row, row)]
 
 
 def _cost_of_preemption(seq: Sequence) -> tuple[int, int, int]:

@@ -161,6 +161,12 @@ class Sequence:
         """Whether what others have computed of its beginning stands in for computing it."""
         return self.shares_prefix and not self.needs_prompt_logits
 
+    @property
+    def running_row(self) -> int:
+        """Its permanent row in the device tensors; only a running sequence has one."""
+        assert self.row is not None, "it does not run"
+        return self.row
+
     def leave_pool(self) -> None:
         """Own no row and no blocks any more: nothing of it is computed."""
         self.row = None

@@ -56,7 +56,7 @@ def build_model_input(
     sequences, sampling_rows, logits_indices, num_tokens, blocks_at, block_ids, tokens_at, token_ids = (
         rows.staging.send(
             _padded_sequences(batch, shape),
-            [seq.row for seq in sampling_seqs],
+            [seq.running_row for seq in sampling_seqs],
             *_last_tokens(batch),
             *rows.new_blocks(batch),
             *rows.new_tokens(batch),
@@ -111,7 +111,7 @@ def _padded_sequences(batch: ScheduledBatch, shape: StepShape) -> list[int]:
     no_decode = [0] * (shape.num_decode_seqs - decode)
     no_chunk = [0] * (shape.num_seqs - shape.num_decode_seqs - len(batch.seqs) + decode)
     packed: list[int] = []
-    for values in ([seq.row for seq in batch.seqs], batch.starts, batch.num_scheduled_tokens):
+    for values in ([seq.running_row for seq in batch.seqs], batch.starts, batch.num_scheduled_tokens):
         packed += [*values[:decode], *no_decode, *values[decode:], *no_chunk]
     return packed
 

@@ -76,7 +76,7 @@ class SequenceRows:
 
     def _fill_rows(self, seqs: list[Sequence]) -> None:
         rows, counts, *ints = self.staging.send(
-            [seq.row for seq in seqs],
+            [seq.running_row for seq in seqs],
             [len(seq.token_ids) for seq in seqs],
             [seq.request.seed for seq in seqs],
             [seq.request.sampling.top_k for seq in seqs],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -42,7 +43,7 @@ def load_classification_model(
         return own
     refuse_unfit(path, options)
     with errors_named(f"{path}: {config.model.architecture} is not supported", options.device):
-        model = load_transformer(
+        model: Any = load_transformer(
             AutoModelForSequenceClassification, path, options,
             may_miss=lambda _: False, num_labels=len(config.labels),
         )  # fmt: skip

@@ -44,7 +44,7 @@ class _GivenStates(nn.Module):
         super().__init__()
         self.pooler = getattr(transformer, "pooler", None)
         if self.pooler is not None:
-            transformer.pooler = None  # it belongs to the head
+            transformer.register_module("pooler", None)  # it belongs to the head
 
     def forward(self, *_: Any, **__: Any) -> _Outputs:
         return _Outputs(self.given, None if self.pooler is None else self.pooler(self.given))

@@ -59,7 +59,7 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in raw.get("architectures") or ():
         parts = _TEXT_PARTS.get(name, {})
         kind = text.get("model_type") or next(iter(parts), None)
-        if kind in parts:
+        if isinstance(kind, str) and kind in parts:
             # of ends of an output the text part's own do not know that of a turn; heads are tied or not as a whole
             whole = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
             merged = {**_LEFT_OUT.get(kind, {}), **raw, **text, **whole, **_ALWAYS.get(kind, {})}

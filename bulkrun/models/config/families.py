@@ -6,7 +6,6 @@ meaning for it, whatever the file says. Those of which some layers keep a state 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.models.config.family import GRANITE_KEYS, Family
@@ -17,7 +16,7 @@ _WINDOW = {"sliding_window": 4096, "layer_types": None}
 _MISTRAL = _WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
 _QWEN = _WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
 _QWEN |= {"use_sliding_window": False, "max_window_layers": 28}
-_GEMMA: Mapping[str, Any] = {
+_GEMMA: dict[str, Any] = {
     "head_dim": 256,
     "num_key_value_heads": 4,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -27,7 +26,7 @@ _GEMMA: Mapping[str, Any] = {
     "use_bidirectional_attention": False,
     **_WINDOW,
 }
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(
         "llama",
         "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",

@@ -50,7 +50,7 @@ _COMMON_KEYS: Mapping[str, Any] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
-GRANITE_KEYS: Mapping[str, Any] = {
+GRANITE_KEYS: dict[str, Any] = {
     "attention_bias": False,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
@@ -70,7 +70,7 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
     Raises KeyError for a size that is missing and has no default, ModelError for one that is not a number.
     """
-    keys = {name: raw.get(name, default) for name, default in (_COMMON_KEYS | family.keys).items()}
+    keys = {name: raw.get(name, default) for name, default in {**_COMMON_KEYS, **family.keys}.items()}
     if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes
         keys["num_experts"] = raw["num_local_experts"]
     for size in _SIZES:

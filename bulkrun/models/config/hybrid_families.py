@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.models.config.delta_net import delta_net_of
@@ -12,7 +11,7 @@ from bulkrun.models.config.mamba2 import mamba2_of
 from bulkrun.models.config.short_conv import short_conv_of
 
 # three layers of linear attention to one of attention, where positions turn a quarter of a head
-_DELTA_NET: Mapping[str, Any] = {
+_DELTA_NET: dict[str, Any] = {
     "head_dim": 256,
     "max_position_embeddings": 32_768,
     "partial_rotary_factor": 0.25,
@@ -24,14 +23,14 @@ _DELTA_NET: Mapping[str, Any] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-_DELTA_NET_MOE: Mapping[str, Any] = _DELTA_NET | {
+_DELTA_NET_MOE: dict[str, Any] = _DELTA_NET | {
     "num_key_value_heads": 2,
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
     "intermediate_size": 512,  # of dense layers, if there are any
 }
 
-_SHORT_CONV: Mapping[str, Any] = {
+_SHORT_CONV: dict[str, Any] = {
     "rope_theta": 1_000_000.0,
     "max_position_embeddings": 128_000,
     "num_key_value_heads": 8,
@@ -40,13 +39,13 @@ _SHORT_CONV: Mapping[str, Any] = {
     "linear_layers": None,
 }
 
-_BY_SIGMOID: Mapping[str, Any] = {  # experts that are chosen so
+_BY_SIGMOID: dict[str, Any] = {  # experts that are chosen so
     "norm_topk_prob": True,
     "use_expert_bias": True,
     "routed_scaling_factor": 1.0,
     "mlp_only_layers": None,
 }
-_MAMBA2: Mapping[str, Any] = {
+_MAMBA2: dict[str, Any] = {
     "linear_layers": None,
     "mamba_n_heads": 128,
     "mamba_d_head": None,
@@ -58,7 +57,7 @@ _MAMBA2: Mapping[str, Any] = {
     "time_step_limit": None,
 }
 
-_OF_QWEN: Mapping[str, Any] = {
+_OF_QWEN: dict[str, Any] = {
     "qk_norm": "head",
     "norm_offset": 1.0,
     "norm_rounds_once": True,
@@ -67,7 +66,7 @@ _OF_QWEN: Mapping[str, Any] = {
     "recurrence": delta_net_of,
 }
 
-HYBRIDS: Mapping[str, Family] = {
+HYBRIDS: dict[str, Family] = {
     "Qwen3_5ForCausalLM": Family(
         "qwen3_5_text",
         "Qwen3.5 (dense; the text part)",

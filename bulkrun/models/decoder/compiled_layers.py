@@ -11,7 +11,7 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
-from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.models.decoder.short_conv import ShortConv
@@ -38,13 +38,12 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     has_others = config.moe is not None or config.has_sinks or config.gates_heads or config.mlp_alone is not None
     if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
         return None
-    sizes, layers = _sizes(config, model.dtype), [_as_layer(module) for module in model.layers]
+    sizes = _sizes(config, model.dtype)
     if not can_stack(sizes, model.norm.weight.dtype) or not _can_mix(config):
         return None
     ropes = list(model.inv_freqs)
-    return LayerStack(
-        [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(layers)], model.norm.weight, sizes
-    )
+    layers = [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
+    return LayerStack(layers, model.norm.weight, sizes)
 
 
 def _can_mix(config: DecoderConfig) -> bool:
@@ -62,7 +61,7 @@ def _are_suitable_linears(model: Decoder) -> bool:
     weights = [module.weight for module in products if isinstance(module, Linear | Int8Linear | FourBitLinear)]
     if len(weights) < len(products):
         return False
-    if model.config.intermediate_size % PANEL and any(_has_packed_gates(module) for module in model.layers):
+    if model.config.intermediate_size % PANEL and any(map(_has_packed_gates, model.layers)):
         return False  # gates and ups meet within a panel
     if all(weight.ndim == 4 for weight in weights):
         return True
@@ -76,13 +75,9 @@ def _is_wide(name: str) -> bool:
     return name.endswith("_proj") and not name.endswith("ba_proj")
 
 
-def _has_packed_gates(module: torch.nn.Module) -> bool:
-    return bool(_as_layer(module).mlp.gate_up_proj.weight.ndim == 4)
-
-
-def _as_layer(module: torch.nn.Module) -> DecoderLayer:
-    assert isinstance(module, DecoderLayer)
-    return module
+def _has_packed_gates(layer: DecoderLayer) -> bool:
+    assert isinstance(layer.mlp, MLP), "neither mixtures nor MLPs alone are stacked"
+    return layer.mlp.gate_up_proj.weight.ndim == 4
 
 
 def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
@@ -108,9 +103,9 @@ def _weights(
     layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
-    is_attention = isinstance(attention, Attention)
+    assert attention is not None and isinstance(mlp, MLP), "neither mixtures nor MLPs alone are stacked"
     rotary = None if rope is None else ropes.index(rope)
-    mixer = _attention(attention, rotary) if is_attention else _with_state(attention, config)
+    mixer = _attention(attention, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
     return LayerWeights(
         input_norm=_norm(layer.input_norm),
         mixer=mixer,

@@ -6,6 +6,9 @@ Knows weights and the order of ops. Knows no request, no scheduling and no sampl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -33,7 +36,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        layers = (DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))  # which does not say of what
         self.norm = RMSNorm(config, config.hidden_size)
         self.lm_head: Linear | nn.Identity = Linear(config.hidden_size, config.vocab_size)
         self.tie_weights()

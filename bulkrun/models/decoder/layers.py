@@ -23,6 +23,7 @@ class Linear(nn.Module):
         self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
         self.is_tied = False  # the embedding reads the weight as it is
+        self.in_float32: tuple[str, ...] = ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, I] -> [T, O]."""
@@ -153,8 +154,8 @@ class ExpertLinear(nn.Module):
 
     def __init__(self, config: DecoderConfig, moe: MoEConfig, in_features: int, out_features: int) -> None:
         super().__init__()
-        # both weights can be packed, or none; those of experts without gates cannot
-        self.mlp_sizes = None if config.activation == "relu2" else (config.hidden_size, moe.intermediate_size)
+        self.mlp_sizes = config.hidden_size, moe.intermediate_size  # both weights can be packed, or none
+        self.has_gates = config.activation != "relu2"
         self.weight = empty_parameter(moe.num_experts, out_features, in_features)
         self.bias = empty_parameter(moe.num_experts, out_features) if moe.has_biases else None
 
@@ -165,7 +166,7 @@ class ExpertLinear(nn.Module):
 
     def pack(self) -> None:
         """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
-        if self.mlp_sizes is not None:
+        if self.has_gates:  # without them there is no compiled product
             self.weight = nn.Parameter(ops.pack_experts(self.weight.data, *self.mlp_sizes), requires_grad=False)
 
 

@@ -50,7 +50,7 @@ def compile_encoder(encoder: PaddedEncoder, quantization: Quantization | None) -
     embeddings, layers = encoder.model.get_submodule("embeddings"), []
     encoder.model = None  # type: ignore[assignment]  # so that each layer's plain weights go once it is in panels
     while found.layers:
-        layers.append(found.layers.pop(0).map(lambda matrix: own_matrix(*matrix, quantization)))
+        layers.append(found.layers.pop(0).map(lambda matrix: own_matrix(matrix.weight, matrix.bias, quantization)))
     return CompiledEncoder(encoder, embeddings, EncoderStack(layers, found.sizes, encoder.dtype))
 
 

@@ -136,5 +136,5 @@ def _rotary_tables(model: nn.Module, dtype: torch.dtype) -> dict[str, RotaryTabl
     rotary = model.get_submodule("rotary_emb")
     return {
         kind: RotaryTable(getattr(rotary, f"{kind}_inv_freq"), getattr(rotary, f"{kind}_attention_scaling"), dtype)
-        for kind in dict.fromkeys(layer.attention_type for layer in model.get_submodule("layers").children())
+        for kind in dict.fromkeys(str(layer.attention_type) for layer in model.get_submodule("layers").children())
     }

@@ -68,7 +68,7 @@ def load_transformer(
     dtype, device, adapter = options.dtype, options.device, options.adapter
     with no_reports():
         if options.load_format == "dummy":
-            model = random_model(auto_class, path, dtype, device)
+            model: Any = random_model(auto_class, path, dtype, device)
         else:
             own = () if adapter is None else adapter.whole
             model = stored_model(

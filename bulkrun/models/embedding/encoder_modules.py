@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -81,17 +81,20 @@ def find_layers(model: nn.Module, config: ModelConfig) -> EncoderModules | None:
         try:
             layers = list(model.get_submodule(names.layers).children())
             activation = _activation(layers[0].get_submodule(names.activation))
-            eps = {layer.get_submodule(norm).eps for layer in layers for norm in (names.attention_norm, names.mlp_norm)}
+            eps = {_eps(layer, norm) for layer in layers for norm in (names.attention_norm, names.mlp_norm)}
             weights = [_weights(layer, names) for layer in layers]
         except (AttributeError, IndexError):
             continue
         if activation is None or len(eps) > 1 or config.num_kv_heads * config.head_dim != config.hidden_size:
             return None
         bias = _distance_bias(model.get_submodule("encoder"), config) if names is _MPNET else None
-        return EncoderModules(
-            weights, EncoderSizes(config.num_kv_heads, config.head_dim, float(eps.pop()), activation, bias)
-        )
+        return EncoderModules(weights, EncoderSizes(config.num_kv_heads, config.head_dim, eps.pop(), activation, bias))
     return None
+
+
+def _eps(layer: nn.Module, name: str) -> float:
+    norm: Any = layer.get_submodule(name)
+    return float(norm.eps)
 
 
 def _weights(layer: nn.Module, names: _Names) -> EncoderLayer[PlainMatrix]:

@@ -14,6 +14,7 @@ from torch import nn
 from bulkrun.errors import ModelError
 from bulkrun.models.decoder.layers import Linear
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8Linear
+from bulkrun.models.embedding.packed_transformer import PackedTransformer
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.two_texts import hidden_states
 from bulkrun.models.general.comparison import distance, tolerance
@@ -39,7 +40,7 @@ class OwnProduct(nn.Module):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def use_own_products(encoder: PaddedEncoder, quantization: Quantization | None) -> None:
+def use_own_products(encoder: PaddedEncoder | PackedTransformer, quantization: Quantization | None) -> None:
     """Exchange what gains by it: for 8 bits all products, else those for which this device has a faster layout.
 
     A model whose code does more with an `nn.Linear` than call it keeps its own; with 8 bits that code fails. Raises

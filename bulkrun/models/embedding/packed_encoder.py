@@ -54,7 +54,7 @@ def pack_encoder(encoder: PaddedEncoder, quantization: Quantization | None) -> P
         return None
 
     def product(matrix: PlainMatrix) -> Product:
-        return own_product(*matrix, quantization) or matrix
+        return own_product(matrix.weight, matrix.bias, quantization) or matrix
 
     embeddings, layers = encoder.model.get_submodule("embeddings"), []
     encoder.model = None  # type: ignore[assignment]  # so that each layer's plain weights go once it has others

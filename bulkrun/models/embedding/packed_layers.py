@@ -17,7 +17,7 @@ from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.two_texts import hidden_states, two_texts
 from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.general.in_float32 import in_float32
-from bulkrun.ops.encoder_layers import EncoderLayer, Norm, PlainMatrix, encode
+from bulkrun.ops.encoder_layers import EncoderLayer, Norm, PlainMatrix, Product, encode
 
 
 def embedded(embeddings: nn.Module, texts: PackedTexts, pair_separator: int | None = None) -> torch.Tensor:
@@ -44,12 +44,15 @@ def are_the_models(found: EncoderModules, encoder: PaddedEncoder) -> bool:
     texts, embeddings = PackedTexts.of(two_texts(encoder), encoder.device), encoder.model.get_submodule("embeddings")
     with suppress(RuntimeError, TypeError, AttributeError), in_float32(encoder.model):
         expected_TE, x_TE = hidden_states(encoder), embedded(embeddings, texts, encoder.pair_separator)
-        ours_TE = encode(x_TE, texts.layout(), map(_in_float32, found.layers), found.sizes)
+        layers = [_in_float32(layer) for layer in found.layers]
+        ours_TE = encode(x_TE, texts.layout(), layers, found.sizes)
         return distance(ours_TE, expected_TE) < tolerance(torch.float32)
     return False
 
 
-def _in_float32(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[PlainMatrix]:
-    wide = layer.map(lambda matrix: PlainMatrix(*(part.float() for part in matrix)))
-    norms = {name: Norm(*(part.float() for part in getattr(layer, name))) for name in ("attention_norm", "mlp_norm")}
-    return dataclasses.replace(wide, **norms)
+def _in_float32(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[Product]:
+    def norm(norm: Norm) -> Norm:
+        return Norm(norm.weight.float(), norm.bias.float())
+
+    wide: EncoderLayer[Product] = layer.map(lambda plain: PlainMatrix(plain.weight.float(), plain.bias.float()))
+    return dataclasses.replace(wide, attention_norm=norm(layer.attention_norm), mlp_norm=norm(layer.mlp_norm))

@@ -26,6 +26,7 @@ from bulkrun.ops.dispatch import uses_triton
 ATTENTION_NAME = "bulkrun_packed"
 _BEYOND_WINDOW = 20  # tokens of the text that shows where a window ends
 _LONGEST_CHECK = 8192  # tokens
+_STEP = "bulkrun_step"  # of each module of the model
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class PackedTransformer:
         self.dtype, self.device = encoder.dtype, encoder.device
         self.step = _Step()
         for module in self.model.modules():
-            module.bulkrun_step = self.step
+            setattr(module, _STEP, self.step)
 
     def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [T, E], or [S, E] of `kept`."""
@@ -108,7 +109,7 @@ def _packed_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     asked.refuse_more()
     if asked.has_mask or asked.soft_cap is not None or asked.sinks_H is not None:
         raise ModelError("its attention wants a mask, a soft cap or sinks")
-    step: _Step = module.bulkrun_step
+    step: _Step = getattr(module, _STEP)
     assert step.texts is not None, "`PackedTransformer` says which texts run"
     step.widest_window = max(step.widest_window, asked.sliding_window or 0)
     states = asked.q_THD, asked.k_TKD, asked.v_TKV

@@ -51,9 +51,9 @@ def register_attention(name: str, attend: Callable[[nn.Module, Asked], torch.Ten
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """query [1, H, T, D], key [1, K, T, D], value [1, K, T, V]; returns [1, T, H, V]."""
-        states = (given[0].transpose(0, 1) for given in (query, key, value))
+        q_THD, k_TKD, v_TKV = (given[0].transpose(0, 1) for given in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        asked = Asked(*states, scale, sliding_window, softcap, attention_mask is not None, s_aux, others)
+        asked = Asked(q_THD, k_TKD, v_TKV, scale, sliding_window, softcap, attention_mask is not None, s_aux, others)
         return attend(module, asked)[None], None
 
     AttentionInterface.register(name, attention)

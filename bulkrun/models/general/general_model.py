@@ -26,6 +26,7 @@ from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
 ATTENTION_NAME = "bulkrun_paged"
+_STEP = "bulkrun_step"  # of each module that has a number
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class GeneralModel:
         self.step = _Step(config.max_position_embeddings, config.layers_kv)
         for module in model.modules():
             if hasattr(module, "layer_idx"):
-                module.bulkrun_step = self.step
+                setattr(module, _STEP, self.step)
         self._head = _head_of(model)
 
     def __call__(
@@ -92,7 +93,7 @@ def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     Values of fewer dimensions than keys (latent attention) lie in the cache with zeros behind them. Raises ModelError
     for what the cache cannot hold or the op cannot do.
     """
-    step, layer = getattr(module, "bulkrun_step", None), getattr(module, "layer_idx", None)
+    step, layer = getattr(module, _STEP, None), getattr(module, "layer_idx", None)
     if step is None or layer is None or layer >= len(step.kv_cache.k):
         raise ModelError(f"its attention layers do not say which of them they are (layer_idx: {layer})")
     k_cache, v_cache = step.kv_cache.k[layer], step.kv_cache.v[layer]
@@ -116,7 +117,7 @@ def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     return out_THD[..., :num_dims].to(asked.q_THD.dtype)
 
 
-def _refuse_what_is_missing(module: nn.Module, asked: Asked, k_cache: torch.Tensor) -> None:
+def _refuse_what_is_missing(module: Any, asked: Asked, k_cache: torch.Tensor) -> None:
     keys, values = asked.k_TKD.shape, asked.v_TKV.shape
     if keys[:2] != values[:2] or keys[2] < values[2] or keys[1:] != k_cache.shape[2:]:
         raise ModelError(
@@ -130,14 +131,14 @@ def _refuse_what_is_missing(module: nn.Module, asked: Asked, k_cache: torch.Tens
     asked.refuse_more()
     config = module.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    holds = window is not None and window < module.bulkrun_step.max_positions  # or no sequence is that long
+    holds = window is not None and window < getattr(module, _STEP).max_positions  # or no sequence is that long
     if holds and asked.sliding_window is None and not _attends_to_all(config, module.layer_idx):
         raise ModelError(f"its attention does not say where its sliding window of {window} holds")
 
 
 def _attends_to_all(config: Any, layer: int) -> bool:
-    kinds = getattr(config, "layer_types", None)
-    return bool(kinds) and kinds[layer] in ("full_attention", "attention")
+    kinds = getattr(config, "layer_types", None) or ()
+    return layer < len(kinds) and kinds[layer] in ("full_attention", "attention")
 
 
 def _head_of(model: PreTrainedModel) -> PreTrainedModel:

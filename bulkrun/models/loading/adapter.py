@@ -95,7 +95,8 @@ class Adapter(NamedTuple):
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise AdapterError unless the base has every tensor that becomes another, in these shapes."""
-        for name, one in (*self.whole.items(), *self.added.items()):
+        changed: dict[str, StoredTensor | LowRank] = {**self.whole, **self.added}
+        for name, one in changed.items():
             shape = one.shape
             if name not in shapes:
                 what = f"it changes {shown_name(name)}, which the model does not have"

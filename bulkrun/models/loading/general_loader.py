@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -42,7 +43,7 @@ def load_general_model(path: Path, config: ModelConfig, files: list[Path], optio
     register_paged_attention()
     disable_progress_bar()
     try:
-        model = _transformers_model(path, config.architecture, files, options)
+        model: Any = _transformers_model(path, config.architecture, files, options)
         general = GeneralModel(own_weights(model.to(device)).eval().requires_grad_(False), config)
     except AdapterError:
         raise
@@ -64,7 +65,7 @@ def _transformers_model(path: Path, architecture: str, files: list[Path], option
     """The model with our attention in it; of one that sees or hears the decoder alone."""
     config, renamed = decoder_config(path)
     known = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else getattr(transformers, architecture)
-    how = {"config": config, "attn_implementation": ATTENTION_NAME}
+    how: dict[str, Any] = {"config": config, "attn_implementation": ATTENTION_NAME}
     if not files:
         return random_model(known, path, options.dtype, options.device, **how)
     with no_reports() if renamed else nullcontext():  # of all tensors that are not the text's

@@ -16,7 +16,7 @@ from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.config.stored_quantization import Quantized
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
-from bulkrun.models.decoder.quantized_layers import FourBitExpertLinear, FourBitLinear
+from bulkrun.models.decoder.quantized_layers import FourBitExpertLinear, FourBitLinear, FourBitWeights
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.loading.any_weights import AnyScale
 from bulkrun.models.loading.load_options import LoadOptions
@@ -69,7 +69,7 @@ def keep_four_bits(
             can_keep = not on_cpu or _are_compiled(module, scheme, options.dtype, in_int8=in_int8)
             is_as_stored = is_stored_so(i, name) and name not in reordered_projections(model.config)
             if can_keep and _have_whole_groups(module, scheme) and is_as_stored:
-                kind = FourBitLinear if isinstance(module, Linear) else FourBitExpertLinear
+                kind: type[FourBitWeights] = FourBitLinear if isinstance(module, Linear) else FourBitExpertLinear
                 layer.set_submodule(name, kind(module, scheme, in_int8=in_int8))
                 kept = True
     return kept
@@ -81,7 +81,7 @@ def _shapes(module: Linear | ExpertLinear) -> list[tuple[int, int]]:
         columns, size = module.weight.shape
         return [(columns, size)]
     hidden, inner = module.mlp_sizes
-    return [(2 * inner, hidden), (hidden, inner)]
+    return [(2 * inner if module.has_gates else inner, hidden), (hidden, inner)]
 
 
 def _have_whole_groups(module: Linear | ExpertLinear, scheme: FourBitScheme) -> bool:
@@ -90,7 +90,8 @@ def _have_whole_groups(module: Linear | ExpertLinear, scheme: FourBitScheme) -> 
 
 
 def _are_compiled(module: Linear | ExpertLinear, scheme: FourBitScheme, dtype: torch.dtype, *, in_int8: bool) -> bool:
-    return all(
+    has_product = isinstance(module, Linear) or module.has_gates
+    return has_product and all(
         can_pack_four_bits(columns, size, scheme.size_of_group(size), dtype, int8=in_int8)
         for columns, size in _shapes(module)
     )

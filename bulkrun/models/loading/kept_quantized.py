@@ -45,9 +45,9 @@ _PARTS = {
 
 def kept_quantization(config: ModelConfig, device: torch.device, *, deterministic: bool) -> Quantization | None:
     """What stored weights are multiplied in as they are, if engine.quantization is not set; None: none are."""
-    stored = config.stored_quantization if isinstance(config, DecoderConfig) else None
-    if not isinstance(stored, StoredQuantization):
+    if not isinstance(config, DecoderConfig) or not isinstance(config.stored_quantization, StoredQuantization):
         return None
+    stored = config.stored_quantization
     is_ours = stored.block_size is None and stored.quantizes_inputs
     if not is_ours or (deterministic and stored.kind == "fp8"):
         return None

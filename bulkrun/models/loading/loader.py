@@ -90,12 +90,13 @@ def _load_decoder(
     is_apart = HEAD in weights.scales or bool(HEAD in tensors and added.keys() & {EMBEDDING, HEAD})
     if config.tie_word_embeddings and (is_apart or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
-    model, scales = _without_memory(config, dtype, has_head=has_head), dict(weights.read_scales(weights.scales))
+    model = _without_memory(config, dtype, has_head=has_head)
+    scales: dict[str, AnyScale] = {**weights.read_scales(weights.scales)}
     _take_memory(model, options.device, can_quantize=form_projections(model, weights, scales, options))
     if files is None:
         fill_with_random_weights(model)
     else:
-        _fill(model, weights, scales | added, path, pack=not options.deterministic)
+        _fill(model, weights, {**scales, **added}, path, pack=not options.deterministic)
     return model
 
 

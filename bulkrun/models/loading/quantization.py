@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,8 +61,8 @@ def quantize_projections(
                 layer.set_submodule(name, _LAYERS[quantization, type(plain)](plain))
 
 
-def projections(layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A layer's projections by their names there: where nearly all weights of a model are."""
+def projections(layer: nn.Module) -> list[tuple[str, Any]]:
+    """A layer's projections by their names there, quantized or not: where nearly all weights of a model are."""
     modules = dict(layer.named_modules())
     return [(name, modules[name]) for name in _PROJECTIONS if name in modules]
 

@@ -7,11 +7,12 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
-from bulkrun.models.decoder.layers import MLP, HeadQKNorm, PlainMLP, ProjectionQKNorm, RMSNorm, SparseMLP
+from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, PlainMLP, ProjectionQKNorm, RMSNorm, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.row_orders import gates_first
 from bulkrun.models.loading.state_names import state_targets
@@ -77,6 +78,7 @@ def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tupl
     yield EMBEDDING, whole(model.embed_weight)
     yield "model.norm.weight", _norm(model.norm, config)
     if not config.tie_word_embeddings:
+        assert isinstance(model.lm_head, Linear), "only a tied head is dropped"
         yield HEAD, whole(model.lm_head.weight)
     for i, layer in enumerate(model.layers):
         yield from _layer_targets(f"model.layers.{i}.", layer, config, stored)
@@ -217,5 +219,6 @@ def _interleaved_expert_targets(prefix: str, mlp: SparseMLP, *, is_packed: bool)
     yield f"{experts}down_proj_bias", whole(down.bias)
 
 
-def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
+def _norm(norm: nn.Module, config: DecoderConfig) -> Target:
+    assert isinstance(norm, RMSNorm), "a family whose files have such a norm has it"
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)

@@ -43,7 +43,7 @@ def packed_attention(
     M + 1 tokens.
     """
     parts = zip(*(x.split(list(texts.lens)) for x in (q_THD, k_TKD, v_TKD)), strict=True)
-    return torch.cat([_attend(*of_text, scale, sliding_window, distance_bias) for of_text in parts])
+    return torch.cat([_attend(q, k, v, scale, sliding_window, distance_bias) for q, k, v in parts])
 
 
 def _attend(

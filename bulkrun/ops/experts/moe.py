@@ -90,6 +90,7 @@ def fused_experts(
     """
     if are_packed(gate_up_XIE):
         assert activation != "relu2", "experts without gates are not packed"
+        assert not isinstance(gate_up_XIE, Fp8Weight) and not isinstance(down_XEI, Fp8Weight), "nor is fp8"
         return _packed_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, activation)
     if isinstance(gate_up_XIE, Int8Weight):
         assert isinstance(down_XEI, Int8Weight), "both are quantized, or none"

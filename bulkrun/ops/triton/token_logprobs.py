@@ -20,12 +20,12 @@ def token_logprobs(
     num_seqs, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1
     num_tiles = triton.cdiv(vocab_size, _TILE)
-    numbers = {"dtype": torch.float32, "device": logits_SV.device}
-    highest_SN = torch.empty(num_seqs, num_tiles, **numbers)
+    numbers = logits_SV.new_empty(0, dtype=torch.float32)
+    highest_SN = numbers.new_empty(num_seqs, num_tiles)
     mass_SN = torch.empty_like(highest_SN)  # by itself: half of one tensor is aligned for some numbers of rows only
-    top_SNk = torch.empty(num_seqs, num_tiles, k, **numbers)
+    top_SNk = numbers.new_empty(num_seqs, num_tiles, k)
     top_ids_SNk = torch.empty(num_seqs, num_tiles, k, dtype=torch.int32, device=logits_SV.device)
-    chosen_S, values_Sk = torch.empty(num_seqs, **numbers), torch.empty(num_seqs, k, **numbers)
+    chosen_S, values_Sk = numbers.new_empty(num_seqs), numbers.new_empty(num_seqs, k)
     ids_Sk = torch.empty(num_seqs, k, dtype=torch.int64, device=logits_SV.device)
     if num_seqs:
         tiles = (highest_SN, mass_SN, top_SNk, top_ids_SNk)

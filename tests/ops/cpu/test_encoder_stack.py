@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -187,8 +187,11 @@ def test_gelu_is_exact_to_float32_over_its_range() -> None:
 
 
 def as_double(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[PlainMatrix]:
-    parts = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    return replace(layer, **{name: type(part)(*(tensor.double() for tensor in part)) for name, part in parts.items()})
+    def norm(norm: Norm) -> Norm:
+        return Norm(norm.weight.double(), norm.bias.double())
+
+    wide = layer.map(lambda plain: PlainMatrix(plain.weight.double(), plain.bias.double()))
+    return replace(wide, attention_norm=norm(layer.attention_norm), mlp_norm=norm(layer.mlp_norm))
 
 
 def test_sizes_that_fill_no_panels_are_not_compiled() -> None:
