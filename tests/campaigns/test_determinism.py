@@ -46,7 +46,12 @@ def use_products_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("are_ours", [True, False], ids=["ours", "libraries"])
 @pytest.mark.parametrize(
-    ("variant", "dtype"), [("gemma2", "float32"), ("qwen3_moe", "bfloat16"), ("llama_wide", "float32")]
+    ("variant", "dtype"),
+    [
+        ("gemma2", "float32"),
+        ("qwen3_moe", "bfloat16"),
+        pytest.param("llama_wide", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_a_row_has_one_output_in_crowds_chunks_preemptions_and_resumes(
     model_dirs: dict[str, Path], variant: str, dtype: str, are_ours: bool, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ def campaign(*options: str) -> dict[str, int]:
     return tally
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_life_of_nights_or_of_one_run_holds_what_a_dictionary_says(seed: int) -> None:
     tally = campaign("--only", str(seed), "--life", "12", "--bucket", "0")
     assert tally["lives"] == 1 and tally["retry"] > 0

@@ -38,7 +38,7 @@ def test_bfloat16_vectors_point_where_those_of_the_cpu_do(name: str, pooling: An
 @pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered")
 @pytest.mark.parametrize("pooling", [pytest.param("mean", marks=pytest.mark.slow), "last"])
-@pytest.mark.parametrize("name", ["qwen3", "bert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("name", ["qwen3", "bert", pytest.param("mpnet", marks=pytest.mark.slow), "modernbert"])
 def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, pooling: Any, tmp_path: Path) -> None:
     path, args = MODELS[name](tmp_path), EmbeddingArgs(pooling=pooling)
     prompts = texts(SHORT_LENS)
@@ -77,9 +77,7 @@ def test_steps_of_encoders_are_larger_there(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.usefixtures("watched_kernels")
 @pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
-@pytest.mark.parametrize(
-    ("variant", "separator", "num_waits"), [("bert", None, 0), ("bert", 9, 0), ("gpt2", None, 6), ("qwen3", None, 0)]
-)
+@pytest.mark.parametrize(("variant", "separator", "num_waits"), [("bert", 9, 0), ("gpt2", None, 6), ("qwen3", None, 0)])
 def test_the_path_of_a_gpu_waits_for_scores_alone(
     variant: str, separator: int | None, num_waits: int, tmp_path: Path
 ) -> None:

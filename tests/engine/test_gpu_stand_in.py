@@ -86,7 +86,10 @@ def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_
     assert not gpu.waits
 
 
-@pytest.mark.parametrize("variant", ["qwen3_5", "lfm2_biases", "granite_h", "nemotron_h"])
+@pytest.mark.parametrize(
+    "variant",
+    ["qwen3_5", "nemotron_h", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lfm2_biases", "granite_h"))],
+)
 def test_captured_steps_bring_states_forward(make_engine: EngineFactory, variant: str) -> None:
     """With a prefix long enough that its state is kept."""
     asked = [one_token(), *(Request(f"long{n}", [*range(3, 38), 90 + n], GREEDY) for n in range(2))]

@@ -63,7 +63,7 @@ def errors_of(out: Path) -> dict[int, str]:
     ("die", "how", "bad"),
     [
         ("segv", "signal SIGSEGV", [137]),
-        ("exit137", "exit status 137", [60, 61]),
+        pytest.param("exit137", "exit status 137", [60, 61], marks=pytest.mark.slow),
         ("lost", "exit status 70", [137]),
     ],
 )

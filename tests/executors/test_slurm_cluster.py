@@ -123,6 +123,7 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     end(cluster, job, truth)
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_with_a_script_of_its_own_does_not_come_back(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_cancelled_job_with_a_script_of_its_own_does_not_come_back(
     end(cluster, job, truth)
 
 
+@pytest.mark.slow
 def test_requeued_by_the_cluster_and_two_copies_of_the_job_at_once(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:

@@ -16,16 +16,16 @@ import pytest
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
 
-ROWS = 48
+ROWS = 24
 JOB = """\
 name: same
 model: bundled:tiny
 input: {path: rows.jsonl, id: name}
 prompt: {template: "Say what this does:\\n{{ source }}"}
 sampling: {max_tokens: 40, temperature: 0.8, top_p: 0.95, logprobs: 2, ignore_eos: true}
-output: {path: one, rows_per_file: 8}
+output: {path: one, rows_per_file: 4}
 engine: {dtype: bfloat16, device: cpu, deterministic: true}
-run: {checkpoint_every: 0.3}
+run: {checkpoint_every: 0.2}
 """
 
 

@@ -53,8 +53,9 @@ def allocate_states(model: Decoder, cache: KVCache, num_rows: int) -> None:
 def tolerance_of(variant: str) -> float:
     """How far logits of float32, which spread by 3, may be from transformers'.
 
-    Measured: either side is up to 9e-5 away from float64 (gemma), and the two 1.9e-4 from each other. States add up what is rounded: weights of qwen3_5
-    that differ by 6e-8 of themselves move its logits by 3e-4, and processors that add in other orders find 5.1e-4.
+    Measured: either side is up to 9e-5 away from float64 (gemma), and the two 1.9e-4 from each other. States add up
+    what is rounded: weights of qwen3_5 that differ by 6e-8 of themselves move its logits by 3e-4, and processors that
+    add in other orders find 5.1e-4.
     """
     return 1e-3 if variant.startswith(("qwen3_5", "qwen3_next")) else 6e-4
 

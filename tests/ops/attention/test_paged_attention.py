@@ -52,22 +52,21 @@ def naive_attention(
     soft_cap: float | None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    num_heads, num_kv_heads = q_THD.shape[1], k_cache.shape[2]
+    num_kv_heads = k_cache.shape[2]
     k_slots, v_slots = k_cache.double().flatten(0, 1), v_cache.double().flatten(0, 1)
+    q_TKGD = q_THD.double().unflatten(1, (num_kv_heads, -1))
+    sinks_H = torch.full(q_THD.shape[1:2], -math.inf) if sinks_H is None else sinks_H
+    sinks_KG1 = sinks_H.double().view(num_kv_heads, -1, 1)
     out, token = [], 0
     for query_len, own in zip(query_lens, slots, strict=True):
         for position in range(len(own) - query_len, len(own)):
             first = 0 if window is None else max(0, position - window + 1)
             seen = own[first : position + 1]
-            keys, values = k_slots[seen].unbind(1), v_slots[seen].unbind(1)  # of each head
-            for head in range(num_heads):
-                kv_head = head * num_kv_heads // num_heads
-                scores = keys[kv_head] @ q_THD[token, head].double() * scale
-                if soft_cap is not None:
-                    scores = soft_cap * torch.tanh(scores / soft_cap)
-                sink = scores.new_full((1,), -math.inf) if sinks_H is None else sinks_H[head, None].double()
-                weights = torch.cat((scores, sink)).softmax(0)[:-1]
-                out.append(weights @ values[kv_head])
+            scores_KGN = torch.einsum("kgd,nkd->kgn", q_TKGD[token], k_slots[seen]) * scale
+            if soft_cap is not None:
+                scores_KGN = soft_cap * torch.tanh(scores_KGN / soft_cap)
+            weights_KGN = torch.cat((scores_KGN, sinks_KG1), -1).softmax(-1)[..., :-1]
+            out.append(torch.einsum("kgn,nkd->kgd", weights_KGN, v_slots[seen]))
             token += 1
     return torch.stack(out).view(q_THD.shape)
 

@@ -168,13 +168,18 @@ def test_a_torn_file_in_the_cache_is_replaced(left: str, tmp_path: Path) -> None
 def test_processes_that_compile_at_once_leave_one_whole_library_for_all_later_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    quick = tuple({"-O3": "-O0"}.get(flag, flag) for flag in library._FLAGS)
-    code = f"from bulkrun.ops.cpu import library; library._FLAGS = {quick}; assert library.library() is not None"
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    shutil.copy(library._SOURCES / "touch_pages.cpp", sources)  # which is soon compiled
+    code = (
+        "from pathlib import Path; from bulkrun.ops.cpu import library\n"
+        f"library._SOURCES = Path({str(sources)!r}); assert library.library() is not None"
+    )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
     assert [run.wait(timeout=120) for run in runs] == [0, 0]
     assert sorted(path.suffix for path in (tmp_path / "bulkrun").iterdir()) == [".so"]
-    monkeypatch.setattr(library, "_FLAGS", quick)
+    monkeypatch.setattr(library, "_SOURCES", sources)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert library.library() is not None
 

@@ -67,6 +67,7 @@ def test_the_rule_is_that_of_transformers() -> None:
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))
+@pytest.mark.pairs("heads", "step")
 def test_rules_equal_their_reference(
     op: Callable[..., torch.Tensor], dtype: torch.dtype, heads: Heads, step: str
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_space_is_that_of_transformers() -> None:
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", twins((cpu_space, triton_space), "state_space"))
+@pytest.mark.pairs("heads", "step")
 def test_spaces_equal_their_reference(
     op: Callable[..., torch.Tensor], dtype: torch.dtype, heads: Heads, step: str
 ) -> None:

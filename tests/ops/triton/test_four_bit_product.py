@@ -121,6 +121,7 @@ def test_tiles_of_every_size_end_anywhere(num_rows: int, device: str) -> None:
 @pytest.mark.parametrize("kind", ["zeros", "e2m1"])
 @pytest.mark.parametrize("size", [960, 1024, 2112, 3136, 4096])
 @pytest.mark.parametrize("num_rows", [1, 70])
+@pytest.mark.pairs("size", "kind", "num_rows")
 def test_few_programs_share_sums(kind: str, size: int, num_rows: int, device: str) -> None:
     """From one program to four for a tile, the last with less to do."""
     weight = random_weight(kind, (136, size), 32, device)

@@ -12,7 +12,12 @@ from bulkrun.ops.attention.packed_attention import packed_attention as reference
 from bulkrun.ops.triton.packed_attention import packed_attention
 
 LENS = [1, 1, 2, 15, 16, 17, 63, 64, 65, 130]
-HEADS = [(2, 2, 16), (4, 2, 64), (5, 1, 24), (6, 2, 80), pytest.param((12, 12, 64), marks=pytest.mark.slow)]
+HEADS = [
+    (2, 2, 16),
+    (5, 1, 24),
+    (6, 2, 80),
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ((4, 2, 64), (12, 12, 64))),
+]
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 ERRORS = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 OPS = [pytest.param(reference, id="reference"), pytest.param(packed_attention, id="triton")]
