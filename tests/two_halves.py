@@ -1,4 +1,4 @@
-"""How the processes of pytest-xdist share the tests (`pytest -n 2`): runs, workers and campaigns, whose tests
+"""How the processes of pytest-xdist share the tests (`pytest -n 3`): runs, workers and campaigns, whose tests
 kill processes and wait for them, run one after the other in the first process; the rooms below in the others meanwhile.
 
 A kill that is late because a neighbour computes hits another moment than it was meant for. So the others are polite:
