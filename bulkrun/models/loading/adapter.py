@@ -95,8 +95,8 @@ class Adapter(NamedTuple):
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise AdapterError unless the base has every tensor that becomes another, in these shapes."""
-        changed: dict[str, StoredTensor | LowRank] = {**self.whole, **self.added}
-        for name, one in changed.items():
+        changed: list[tuple[str, StoredTensor | LowRank]] = [*self.whole.items(), *self.added.items()]
+        for name, one in changed:
             shape = one.shape
             if name not in shapes:
                 what = f"it changes {shown_name(name)}, which the model does not have"
