@@ -76,6 +76,9 @@ def test_a_model_that_would_leave_no_memory_stays_in_four_bits(
 def test_experts_stay_so_too(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path / "awq", "qwen3_moe", "awq_whole", moe_intermediate_size=64)
     assert on_a_gpu(stored) == (expected(plain), {"table": 9, "whole": 2}), "what goes down has a whole block of inputs"
+    sizes = {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64, "intermediate_size": 64}
+    stored, plain = save_tiny_packed(tmp_path / "no gates", "nemotron_h_moe", "ct_zeros", **sizes)
+    assert on_a_gpu(stored) == (expected(plain), {"table": 7, "whole": 7})
     stored, plain = save_tiny_mxfp4(tmp_path / "mxfp4", intermediate_size=128)
     assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), {"e2m1": 2 * 3})
 
