@@ -77,7 +77,10 @@ def test_steps_of_encoders_are_larger_there(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.usefixtures("watched_kernels")
 @pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
-@pytest.mark.parametrize(("variant", "separator", "num_waits"), [("bert", 9, 0), ("gpt2", None, 6), ("qwen3", None, 0)])
+@pytest.mark.parametrize(
+    ("variant", "separator", "num_waits"),
+    [pytest.param("bert", None, 0, marks=pytest.mark.slow), ("bert", 9, 0), ("gpt2", None, 6), ("qwen3", None, 0)],
+)
 def test_the_path_of_a_gpu_waits_for_scores_alone(
     variant: str, separator: int | None, num_waits: int, tmp_path: Path
 ) -> None:

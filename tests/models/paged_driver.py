@@ -50,14 +50,17 @@ def allocate_states(model: Decoder, cache: KVCache, num_rows: int) -> None:
             rows.fill_(float("nan"))
 
 
+# where more than 1.5e-4 was measured between ours and transformers': twice that
+_TOLERANCES = {"qwen3_5": 1e-3, "qwen3_next": 6e-4, "gemma": 4e-4}
+
+
 def tolerance_of(variant: str) -> float:
     """How far logits of float32, which spread by 3, may be from transformers'.
 
-    Measured: either side is up to 9e-5 away from float64 (gemma), and the two 1.9e-4 from each other. States add up
-    what is rounded: weights of qwen3_5 that differ by 6e-8 of themselves move its logits by 3e-4, and processors that
-    add in other orders find 5.1e-4.
+    States add up what is rounded: weights of qwen3_5 that differ by 6e-8 of themselves move its logits by 3e-4 in
+    transformers alone, and processors that add in another order find other bits.
     """
-    return 1e-3 if variant.startswith(("qwen3_5", "qwen3_next")) else 6e-4
+    return _TOLERANCES.get(variant, 3e-4)
 
 
 def assert_same_tokens(ours: torch.Tensor, theirs: torch.Tensor, rounding: float = 1e-5) -> None:

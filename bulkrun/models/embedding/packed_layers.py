@@ -51,8 +51,8 @@ def are_the_models(found: EncoderModules, encoder: PaddedEncoder) -> bool:
 
 
 def _in_float32(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[Product]:
-    def norm(norm: Norm) -> Norm:
+    def widened(norm: Norm) -> Norm:
         return Norm(norm.weight.float(), norm.bias.float())
 
     wide: EncoderLayer[Product] = layer.map(lambda plain: PlainMatrix(plain.weight.float(), plain.bias.float()))
-    return dataclasses.replace(wide, attention_norm=norm(layer.attention_norm), mlp_norm=norm(layer.mlp_norm))
+    return dataclasses.replace(wide, attention_norm=widened(layer.attention_norm), mlp_norm=widened(layer.mlp_norm))

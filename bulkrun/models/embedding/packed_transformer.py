@@ -18,7 +18,7 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import two_texts
-from bulkrun.models.general.attention_interface import Asked, register_attention
+from bulkrun.models.general.attention_interface import STEP, Asked, register_attention
 from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.ops.dispatch import uses_triton
@@ -26,7 +26,6 @@ from bulkrun.ops.dispatch import uses_triton
 ATTENTION_NAME = "bulkrun_packed"
 _BEYOND_WINDOW = 20  # tokens of the text that shows where a window ends
 _LONGEST_CHECK = 8192  # tokens
-_STEP = "bulkrun_step"  # of each module of the model
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class PackedTransformer:
         self.dtype, self.device = encoder.dtype, encoder.device
         self.step = _Step()
         for module in self.model.modules():
-            setattr(module, _STEP, self.step)
+            setattr(module, STEP, self.step)
 
     def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [T, E], or [S, E] of `kept`."""
@@ -109,7 +108,7 @@ def _packed_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     asked.refuse_more()
     if asked.has_mask or asked.soft_cap is not None or asked.sinks_H is not None:
         raise ModelError("its attention wants a mask, a soft cap or sinks")
-    step: _Step = getattr(module, _STEP)
+    step: _Step = getattr(module, STEP)
     assert step.texts is not None, "`PackedTransformer` says which texts run"
     step.widest_window = max(step.widest_window, asked.sliding_window or 0)
     states = asked.q_THD, asked.k_TKD, asked.v_TKV

@@ -14,6 +14,8 @@ from transformers import AttentionInterface
 
 from bulkrun.errors import ModelError
 
+STEP = "bulkrun_step"  # the attribute by which modules that attend know of the step that runs
+
 
 class Asked(NamedTuple):
     """What a layer asks of attention; values may have fewer dimensions than keys."""

@@ -21,12 +21,11 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.decoder.decoder_layer import attend
-from bulkrun.models.general.attention_interface import Asked, register_attention
+from bulkrun.models.general.attention_interface import STEP, Asked, register_attention
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
 ATTENTION_NAME = "bulkrun_paged"
-_STEP = "bulkrun_step"  # of each module that has a number
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class GeneralModel:
         self.step = _Step(config.max_position_embeddings, config.layers_kv)
         for module in model.modules():
             if hasattr(module, "layer_idx"):
-                setattr(module, _STEP, self.step)
+                setattr(module, STEP, self.step)
         self._head = _head_of(model)
 
     def __call__(
@@ -93,7 +92,7 @@ def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     Values of fewer dimensions than keys (latent attention) lie in the cache with zeros behind them. Raises ModelError
     for what the cache cannot hold or the op cannot do.
     """
-    step, layer = getattr(module, _STEP, None), getattr(module, "layer_idx", None)
+    step, layer = getattr(module, STEP, None), getattr(module, "layer_idx", None)
     if step is None or layer is None or layer >= len(step.kv_cache.k):
         raise ModelError(f"its attention layers do not say which of them they are (layer_idx: {layer})")
     k_cache, v_cache = step.kv_cache.k[layer], step.kv_cache.v[layer]
@@ -131,7 +130,7 @@ def _refuse_what_is_missing(module: Any, asked: Asked, k_cache: torch.Tensor) ->
     asked.refuse_more()
     config = module.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    holds = window is not None and window < getattr(module, _STEP).max_positions  # or no sequence is that long
+    holds = window is not None and window < getattr(module, STEP).max_positions  # or no sequence is that long
     if holds and asked.sliding_window is None and not _attends_to_all(config, module.layer_idx):
         raise ModelError(f"its attention does not say where its sliding window of {window} holds")
 

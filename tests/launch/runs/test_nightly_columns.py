@@ -42,7 +42,14 @@ def test_another_type_of_parsed_outputs_is_refused_with_what_can_be_done(nights:
         nights.submit(flags={"full_refresh": True})
 
 
-OPTIONAL: list[Any] = [3, True, "text", ["a"], {"a": 1, "b": [True]}]
+OPTIONAL: list[Any] = [
+    3,
+    True,
+    "text",
+    ["a"],
+    {"a": 1, "b": [True]},
+    *(pytest.param(x, marks=pytest.mark.slow) for x in (1.5, [1])),
+]
 
 
 @pytest.mark.parametrize("value", OPTIONAL, ids=repr)

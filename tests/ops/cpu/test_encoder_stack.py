@@ -187,11 +187,11 @@ def test_gelu_is_exact_to_float32_over_its_range() -> None:
 
 
 def as_double(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[PlainMatrix]:
-    def norm(norm: Norm) -> Norm:
+    def widened(norm: Norm) -> Norm:
         return Norm(norm.weight.double(), norm.bias.double())
 
     wide = layer.map(lambda plain: PlainMatrix(plain.weight.double(), plain.bias.double()))
-    return replace(wide, attention_norm=norm(layer.attention_norm), mlp_norm=norm(layer.mlp_norm))
+    return replace(wide, attention_norm=widened(layer.attention_norm), mlp_norm=widened(layer.mlp_norm))
 
 
 def test_sizes_that_fill_no_panels_are_not_compiled() -> None:

@@ -56,8 +56,8 @@ class CompilingDriver:
 
 
 def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick: bool) -> None:
-    """One call of each op that reaches each of its kernels, in each of their kinds; quick: with each two of the four
-    things that attention may have or not, and without them."""
+    """One call of each op that reaches each of its kernels, in each of their kinds; quick: with none of the four things
+    that attention may have or not, and with each three of them."""
     kv_dtypes = (dtype, FP8) if has_fp8 else (dtype,)
     rows, index = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
     ops.rms_norm(rows, rows[0].float(), 1e-6)
@@ -108,7 +108,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
             (ops.paged_attention, ops.invariant_attention),
         )
         for number, ((window, soft_cap), kv_dtype, sinks_H, attention) in enumerate(kinds):
-            if is_quick and number.bit_count() not in (0, 3):  # of each two of the four all they can be
+            if is_quick and number.bit_count() not in (0, 3):  # any two of the four are all that they can be
                 continue
             k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
             attention(
