@@ -17,6 +17,7 @@ from bulkrun.ops.attention.rotary import rotary_cos_sin
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.experts.expert_pairs import ExpertActivation, expert_by_expert, gated, of_expert
+from bulkrun.ops.experts.expert_sizes import ExpertSizes
 from bulkrun.ops.experts.grouped_experts import sum_by_token
 from bulkrun.ops.experts.moe import (
     ExpertWeights,
@@ -85,6 +86,7 @@ __all__ = [
     "AttentionMetadata",
     "ClampedSwiglu",
     "ExpertActivation",
+    "ExpertSizes",
     "ExpertWeights",
     "Fp8Weight",
     "StepBuffers",

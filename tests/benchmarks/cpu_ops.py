@@ -151,15 +151,15 @@ def by_rows(ways: Ways, size: tuple[int, int], dtype: torch.dtype) -> dict[str, 
 def compare_experts(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, object]:
     """By number of tokens: both times in ms, and how many times as fast panels are."""
     plain = experts_of(sizes, dtype)
-    panels = [ops.pack_experts(weight.clone(), *sizes[2:]) for weight in plain]
+    panels = [ops.pack_experts(weight.clone(), ops.ExpertSizes(*sizes[2:])) for weight in plain]
     return {"experts": sizes, "by_tokens": by_tokens({"panels": panels, "torch": plain}, sizes, dtype)}
 
 
 def compare_int8_experts(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, object]:
     """By number of tokens: both times in ms, and how many times as fast int8 is."""
     plain = experts_of(sizes, dtype)
-    int8 = [ops.pack_experts(Int8Weight(*quantize_int8(weight)), *sizes[2:]) for weight in plain]
-    panels = [ops.pack_experts(weight, *sizes[2:]) for weight in plain]
+    int8 = [ops.pack_experts(Int8Weight(*quantize_int8(weight)), ops.ExpertSizes(*sizes[2:])) for weight in plain]
+    panels = [ops.pack_experts(weight, ops.ExpertSizes(*sizes[2:])) for weight in plain]
     return {"experts": sizes, "by_tokens": by_tokens({"int8": int8, "panels": panels}, sizes, dtype)}
 
 

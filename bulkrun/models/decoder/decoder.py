@@ -36,6 +36,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
+        self.embeds_in: torch.dtype | None = None  # what embeddings become, where it is not their weight's own dtype
         layers = (DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))  # which does not say of what
         self.norm = RMSNorm(config, config.hidden_size)
@@ -48,8 +49,8 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, the hidden states and the KV cache."""
-        return self.embed_weight.dtype
+        """The dtype of the hidden states and the KV cache, and of the weights that are not held in fewer bits."""
+        return self.embeds_in or self.embed_weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -138,7 +139,7 @@ class Decoder(nn.Module):
                 module.pack()
 
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
-        embeds_TE = F.embedding(input_ids_T, self.embed_weight)
+        embeds_TE = F.embedding(input_ids_T, self.embed_weight).to(self.dtype)
         if self.config.embedding_multiplier == 1.0:
             return embeds_TE
         # rounded as the embeddings are: the models were trained with that

@@ -173,7 +173,7 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
 def _stack_of_panels(model: Decoder) -> LayerStack | None:
     """All layers as one call, if it takes steps of every width: others would have other bits."""
     for module in model.modules():
-        if isinstance(module, Linear) and can_pack_panels(module.weight):
+        if isinstance(module, Linear) and can_pack_panels(module.weight, module.rows_dtype):
             module.pack()
     stack = compile_layers(model)
     return stack if stack is not None and stack.takes_any_width else None
@@ -198,7 +198,7 @@ def _check(model: Decoder) -> None:
     attention = next(module for module in model.modules() if isinstance(module, Attention))
     heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
     if not (
-        all(ops.is_invariant_linear(panel) for panel in by_shape.values())
+        all(ops.is_invariant_linear(panel, model.dtype) for panel in by_shape.values())
         and ops.is_invariant_attention(*heads, attention.soft_cap, model.dtype)
     ):
         raise ModelError(

@@ -16,7 +16,9 @@ def empty_parameter(*shape: int) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """A weight [O, I] and perhaps a bias [O]."""
+    """A weight [O, I] and perhaps a bias [O]. `rows_dtype`: of what is multiplied, where it is not the weight's own."""
+
+    rows_dtype: torch.dtype | None = None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -31,7 +33,7 @@ class Linear(nn.Module):
 
     def pack(self) -> None:
         """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
-        packed = ops.pack_linear_weight(self.weight.data, in_place=not self.is_tied)
+        packed = ops.pack_linear_weight(self.weight.data, self.rows_dtype, in_place=not self.is_tied)
         self.weight = nn.Parameter(packed, requires_grad=False)
 
 
@@ -150,12 +152,15 @@ def dense_mlp(config: DecoderConfig, size: int | None = None) -> MLP | PlainMLP:
 
 
 class ExpertLinear(nn.Module):
-    """A weight of all experts [X, O, I] and perhaps a bias [X, O]: one of both that a mixture has."""
+    """A weight of all experts [X, O, I] and perhaps a bias [X, O]: one of both that a mixture has. `rows_dtype`: as of
+    a `Linear`."""
+
+    rows_dtype: torch.dtype | None = None
 
     def __init__(self, config: DecoderConfig, moe: MoEConfig, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.mlp_sizes = config.hidden_size, moe.intermediate_size  # both weights can be packed, or none
-        self.has_gates = config.activation != "relu2"
+        # both weights can be packed, or none
+        self.mlp_sizes = ops.ExpertSizes(config.hidden_size, moe.intermediate_size, config.activation != "relu2")
         self.weight = empty_parameter(moe.num_experts, out_features, in_features)
         self.bias = empty_parameter(moe.num_experts, out_features) if moe.has_biases else None
 
@@ -166,8 +171,8 @@ class ExpertLinear(nn.Module):
 
     def pack(self) -> None:
         """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
-        if self.has_gates:  # without them there is no compiled product
-            self.weight = nn.Parameter(ops.pack_experts(self.weight.data, *self.mlp_sizes), requires_grad=False)
+        packed = ops.pack_experts(self.weight.data, self.mlp_sizes, self.rows_dtype)
+        self.weight = nn.Parameter(packed, requires_grad=False)
 
 
 class SharedExpert(nn.Module):

@@ -109,7 +109,7 @@ class Int8ExpertLinear(Int8Weights):
 
     def __init__(self, plain: ExpertLinear) -> None:
         super().__init__(plain)
-        self.mlp_sizes, self.has_gates = plain.mlp_sizes, plain.has_gates
+        self.mlp_sizes = plain.mlp_sizes
 
     @property
     def experts(self) -> ops.ExpertWeights:
@@ -117,7 +117,7 @@ class Int8ExpertLinear(Int8Weights):
         return self.int8_weight
 
     def _packed(self) -> Int8Weight:
-        return ops.pack_experts(self.int8_weight, *self.mlp_sizes) if self.has_gates else self.int8_weight
+        return ops.pack_experts(self.int8_weight, self.mlp_sizes)
 
 
 class FourBitWeights(QuantizedLinear):
@@ -176,7 +176,7 @@ class FourBitExpertLinear(FourBitWeights):
 
     def __init__(self, plain: ExpertLinear, scheme: FourBitScheme, *, in_int8: bool) -> None:
         super().__init__(plain, scheme, in_int8=in_int8)
-        self.mlp_sizes, self.has_gates = plain.mlp_sizes, plain.has_gates
+        self.mlp_sizes = plain.mlp_sizes
 
     @property
     def experts(self) -> ops.ExpertWeights:
@@ -184,4 +184,4 @@ class FourBitExpertLinear(FourBitWeights):
         return self.four_bit_weight
 
     def _packed(self, plain: FourBitWeight) -> FourBitWeight:
-        return ops.pack_experts(plain, *self.mlp_sizes)
+        return ops.pack_experts(plain, self.mlp_sizes)

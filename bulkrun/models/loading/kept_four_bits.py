@@ -80,8 +80,7 @@ def _shapes(module: Linear | ExpertLinear) -> list[tuple[int, int]]:
     if isinstance(module, Linear):
         columns, size = module.weight.shape
         return [(columns, size)]
-    hidden, inner = module.mlp_sizes
-    return [(2 * inner if module.has_gates else inner, hidden), (hidden, inner)]
+    return module.mlp_sizes.shapes
 
 
 def _have_whole_groups(module: Linear | ExpertLinear, scheme: FourBitScheme) -> bool:
@@ -90,7 +89,7 @@ def _have_whole_groups(module: Linear | ExpertLinear, scheme: FourBitScheme) -> 
 
 
 def _are_compiled(module: Linear | ExpertLinear, scheme: FourBitScheme, dtype: torch.dtype, *, in_int8: bool) -> bool:
-    has_product = isinstance(module, Linear) or module.has_gates
+    has_product = isinstance(module, Linear) or module.mlp_sizes.has_gates
     return has_product and all(
         can_pack_four_bits(columns, size, scheme.size_of_group(size), dtype, int8=in_int8)
         for columns, size in _shapes(module)

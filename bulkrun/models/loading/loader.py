@@ -31,6 +31,7 @@ from bulkrun.models.loading.adapter import LowRank
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.load_options import LoadOptions
+from bulkrun.models.loading.narrow_weights import hold_in_bfloat16
 from bulkrun.models.loading.projection_forms import form_projections
 from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
@@ -92,7 +93,9 @@ def _load_decoder(
         config = dataclasses.replace(config, tie_word_embeddings=False)
     model = _without_memory(config, dtype, has_head=has_head)
     scales: dict[str, AnyScale] = {**weights.read_scales(weights.scales)}
-    _take_memory(model, options.device, can_quantize=form_projections(model, weights, scales, options))
+    can_quantize = form_projections(model, weights, scales, options)
+    hold_in_bfloat16(model, weights.tensors, scales.keys() | added.keys(), options)
+    _take_memory(model, options.device, can_quantize=can_quantize)
     if files is None:
         fill_with_random_weights(model)
     else:

@@ -73,7 +73,7 @@ def warn_of_slow_products(model: nn.Module) -> None:
     if plain:
         logging.getLogger(__name__).warning(
             "engine.quantization int8: %d of the products run in plain torch, slowly; compiled ones need a processor "
-            "with AVX-512 VNNI, g++, and sizes that are multiples of %d; leave the key out for speed",
+            "with AVX2, g++, and sizes that are multiples of %d; leave the key out for speed",
             len(plain),
             ROW_MULTIPLE,
         )

@@ -5,7 +5,6 @@
 
 template <class T>
 struct BlockProducts {
-    using W = typename WordOf<T>::type;
     void *bytes, *row_scales;  // scratch: THREAD_ROWS per thread, of what is multiplied where weights are bytes
     long byte_stride;          // of its rows, for the widest
 
@@ -39,8 +38,10 @@ struct BlockProducts {
     // `use(rows, words)`: what this matrix multiplies, and of which words it is.
     template <class F>
     void with_operand(const T* x, long stride, const Matrix& matrix, const Block& block, const F& use) const {
-        if (matrix.in_bytes()) use(quantized(x, stride, block), ByteWords());
-        else use(operand(x, stride), W());
+        with_words<T>(matrix, [&](auto words) {
+            if constexpr (words.per_word == ByteWords::per_word) use(quantized(x, stride, block), words);
+            else use(operand<decltype(words)>(x, stride), words);
+        });
     }
 
   private:

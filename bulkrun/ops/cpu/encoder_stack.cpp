@@ -107,7 +107,7 @@ struct Encoder : BlockProducts<T> {
 
 EXPORT_LAYOUT(EncoderLayer, mlp_norm_bias)
 EXPORT_LAYOUT(EncoderStack, num_threads)
-#ifdef __AVX512F__
+#ifdef __AVX2__
 extern "C" void encoder_stack_float32(const EncoderStack* s) { Encoder<float>(*s).run(); }
 #endif
 #ifdef __AVX512BF16__

@@ -57,7 +57,7 @@ inline void score_few(const uint32_t* query, long words, const Part<C>& part, lo
     f32x16 sums[R] = {};
     each_column<W>(part, key, head, words, size, [&](long word, u32x16 column) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) sums[r] = W::multiply_add(query[r * words + word], column, sums[r]);
+        for (int r = 0; r < R; r++) sums[r] = W::multiply_add(W::number(query + r * words + word, 0), column, sums[r]);
     });
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) store(scores + r * stride, sums[r]);
@@ -86,7 +86,7 @@ inline void add_few(const uint32_t* weights, long stride, const Part<C>& part, l
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
             for (int v = 0; v < V; v++)
-                sums[r][v] = W::multiply_add(weights[r * stride + key / W::per_word], columns[v], sums[r][v]);
+                sums[r][v] = W::multiply_add(W::number(weights + r * stride + key / W::per_word, 0), columns[v], sums[r][v]);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)

@@ -29,7 +29,6 @@ struct ExpertRows {
 
 template <class T>
 struct Mixture {
-    using W = typename WordOf<T>::type;
     const Experts& e;
     const long size, inner;
     const bool in_bytes;
@@ -93,20 +92,22 @@ struct Mixture {
         memcpy((uint8_t*)e.bytes + to * size, (uint8_t*)e.bytes + from * size, size);
     }
 
+    template <class W>
     Operand operand_of(const void* numbers, long width, const ExpertRows& item) const {
-        if (!in_bytes) return operand((const T*)numbers + item.first * width, width);
+        if (W::per_word != ByteWords::per_word) return operand<W>((const T*)numbers + item.first * width, width);
         const long words = width / ByteWords::per_word;
         return {(const uint32_t*)e.bytes + item.first * words, words, (const float*)e.row_scales + item.first};
     }
 
     Matrix matrix_of(const Matrix& all, long expert, long columns, long numbers) const {
-        const long first = expert * columns, bits = all.codebook ? 4 : in_bytes ? 8 : 8 * sizeof(T);
+        const long first = expert * columns, plain_bits = all.is_narrow ? 16 : 8 * sizeof(T);
+        const long bits = all.codebook ? 4 : in_bytes ? 8 : plain_bits;
         const long first_group = all.codebook ? first * (numbers / all.group_size) : 0;
         const auto from = [](auto* numbers, long at) { return numbers ? numbers + at : nullptr; };
         return {(const char*)all.panels + first * numbers * bits / 8, from((const T*)all.bias, first),
                 from(all.scales, first), from(all.zeros, first), all.codebook,
                 from((const char*)all.group_scales, first_group * all.scale_bytes), from(all.group_zeros, first_group),
-                from(all.byte_factors, first), all.group_size, all.scale_bytes};
+                from(all.byte_factors, first), all.group_size, all.scale_bytes, all.is_narrow};
     }
 
     void gate(const ExpertRows& item) const {
@@ -116,19 +117,22 @@ struct Mixture {
 
     template <class Combine>
     void gate_with(const ExpertRows& item, const Combine& combine) const {
-        const Operand x = operand_of(e.gathered, size, item);
         const Matrix matrix = matrix_of(e.gate_up, item.expert, 2 * inner, size);
         T* gated = (T*)e.gated + item.first * inner;
-        if (in_bytes) multiply_gated<ByteWords>(x, matrix, gated, inner, item.rows, inner, item.share, combine);
-        else multiply_gated<W>(x, matrix, gated, inner, item.rows, inner, item.share, combine);
+        with_words<T>(matrix, [&](auto words) {
+            using W = decltype(words);
+            const Operand x = operand_of<W>(e.gathered, size, item);
+            multiply_gated<W>(x, matrix, gated, inner, item.rows, inner, item.share, combine);
+        });
     }
 
     void finish(const ExpertRows& item) const {
-        const Operand gated = operand_of(e.gated, inner, item);
         const Matrix matrix = matrix_of(e.down, item.expert, size, inner);
         T* rows = (T*)e.rows + item.first * size;
-        if (in_bytes) project<ByteWords>(gated, matrix, rows, item.rows, size, item.share, AsItIs());
-        else project<W>(gated, matrix, rows, item.rows, size, item.share, AsItIs());
+        with_words<T>(matrix, [&](auto words) {
+            using W = decltype(words);
+            project<W>(operand_of<W>(e.gated, inner, item), matrix, rows, item.rows, size, item.share, AsItIs());
+        });
     }
 
     void sum_choices(long token) const {
@@ -144,9 +148,8 @@ struct Mixture {
 };
 
 EXPORT_LAYOUT(Experts, num_threads)
-#ifdef __AVX512F__
+#ifdef __AVX2__
 extern "C" void fused_experts_float32(const Experts* e) { Mixture<float>(*e).run(); }
-#endif
-#ifdef __AVX512BF16__
+// Of int8 weights alone where there is no product of bf16.
 extern "C" void fused_experts_bfloat16(const Experts* e) { Mixture<bf16>(*e).run(); }
 #endif

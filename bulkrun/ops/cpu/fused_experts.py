@@ -1,4 +1,4 @@
-"""Experts whose weights are in panels, compiled for processors with AVX-512. Contract: `ops.experts.moe`.
+"""Experts whose weights are in panels, compiled for processors with AVX2. Contract: `ops.experts.moe`.
 
 The panels are those of `panel_linear` and `int8_linear`: each expert's part of a weight is read from end to end by one
 thread or shared out by columns. A token's bits depend on that token alone, on any number of threads.
@@ -16,10 +16,11 @@ import torch
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
-from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, fills_panels, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix
 from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
+from bulkrun.ops.experts.expert_sizes import ExpertSizes
 from bulkrun.ops.matmul.four_bit_weight import FourBitWeight
 from bulkrun.ops.matmul.int8_linear import Int8Weight
 from bulkrun.ops.matmul.weight_kinds import values_of
@@ -43,9 +44,10 @@ class _Experts(ctypes.Structure):
     )
 
 
-def can_pack_experts(weight_XOI: torch.Tensor, hidden_size: int, intermediate_size: int) -> bool:
+def can_pack_experts(weight_XOI: torch.Tensor, sizes: ExpertSizes, rows_dtype: torch.dtype | None = None) -> bool:
     """Whether `fused_experts` is compiled for experts of these sizes, of whose weights this is one."""
-    return not hidden_size % PANEL and not intermediate_size % PANEL and can_pack_panels(weight_XOI.flatten(0, 1))
+    are_whole = fills_panels(sizes.hidden, sizes.intermediate)  # gates apart from ups
+    return sizes.has_gates and are_whole and can_pack_panels(weight_XOI.flatten(0, 1), rows_dtype)
 
 
 def pack_experts_(weight_XOI: torch.Tensor) -> torch.Tensor:
@@ -53,9 +55,9 @@ def pack_experts_(weight_XOI: torch.Tensor) -> torch.Tensor:
     return pack_panels_(weight_XOI.flatten(0, 1)).unflatten(0, (weight_XOI.shape[0], -1))
 
 
-def can_pack_int8_experts(hidden_size: int, intermediate_size: int) -> bool:
+def can_pack_int8_experts(sizes: ExpertSizes) -> bool:
     """The same for weights of int8."""
-    return can_pack_int8(2 * intermediate_size, hidden_size) and can_pack_int8(hidden_size, intermediate_size)
+    return sizes.has_gates and all(can_pack_int8(*shape) for shape in sizes.shapes)
 
 
 def pack_int8_experts_(weight: Int8Weight) -> Int8Weight:

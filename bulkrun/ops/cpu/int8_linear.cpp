@@ -18,7 +18,7 @@ static void int8_linear(const T* x, uint32_t* bytes, float* scales, const Matrix
     }
 }
 
-#ifdef __AVX512VNNI__
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 extern "C" void int8_linear_float32(const Matrix* matrix, const float* x, uint32_t* bytes, float* row_scales,
                                     float* out, int64_t rows, int64_t size, int64_t words, int64_t columns,
                                     int32_t num_threads) {

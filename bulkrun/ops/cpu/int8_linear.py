@@ -1,4 +1,4 @@
-"""Products with int8 weights in panels, compiled for processors with AVX-512 VNNI. Contract: `ops.matmul.int8_linear`.
+"""Products with int8 weights in panels, compiled for processors with AVX2. Contract: `ops.matmul.int8_linear`.
 
 The panels are those of `panel_linear` with four numbers to a word, which the layer stack reads too.
 """

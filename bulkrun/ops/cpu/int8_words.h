@@ -9,7 +9,7 @@ constexpr int ZERO = 128;         // the byte that stands for 0 in a row: proces
 constexpr float LEAST = 0x1p-100;  // what a row's largest number is taken for, if it is less: 127 / it is finite
 
 struct ByteWords {
-    static constexpr int per_word = 4;
+    static constexpr int per_word = 4, items = 1;
 
     // Sixteen words, each of four numbers, rounded.
     static u32x16 joined(const f32x16* numbers) {
@@ -19,13 +19,51 @@ struct ByteWords {
     }
 
     // c: sums in int32, carried as the bits of floats. a: bytes of a row. b: signed ones of columns.
-    static wide multiply_add(uint32_t a, wide_words b, wide c) {
-#ifdef __AVX512VNNI__
-        return (f32x16)_mm512_dpbusd_epi32((__m512i)c, _mm512_set1_epi32(a), (__m512i)b);
+#if defined(__AVX512VNNI__)
+    static constexpr int steps = 1, rows = BLOCK_ROWS;
+
+    static wide_words number(const uint32_t* a, int) { return wide_words{} + *a; }
+    static wide_words column(wide_words b, int) { return b; }
+    static wide multiply_add(wide_words a, wide_words b, wide c) {
+        return (wide)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
+    }
+#else
+    // Every other byte, then the rest, as 16 bits: what multiplies bytes without VNNI cuts off sums of two.
+    static constexpr int steps = 2, rows = std::min(BLOCK_ROWS, 4);  // beside their sums: a mask, products
+
+    static wide_words number(const uint32_t* a, int step) {
+        wide_words all;
+#ifdef __AVX2__
+        asm volatile("vpbroadcastd %1, %0" : "=x"(all) : "m"(*a));  // else all rows' are kept for the second step
+#else
+        all = wide_words{} + *a;
+#endif
+        return step ? (wide_words)((unsigned_halves)all >> 8) : all & 0x00ff00ff;
+    }
+    static wide_words column(wide_words b, int step) { return (wide_words)((step ? (halves)b : (halves)b << 8) >> 8); }
+    static wide multiply_add(wide_words a, wide_words b, wide c) {
+        wide_words sums = (wide_words)c + sums_of_two(a, b);
+#ifdef __AVX2__
+        asm("" : "+x"(sums));  // else both steps are summed before they are added, and there are too few registers
+#endif
+        return (wide)sums;
+    }
+
+  private:
+    typedef int16_t halves __attribute__((vector_size(4 * WIDTH)));
+    typedef uint16_t unsigned_halves __attribute__((vector_size(4 * WIDTH)));
+
+    // Of products of 16 bits with a sign.
+    static wide_words sums_of_two(wide_words a, wide_words b) {
+#if defined(__AVX512BW__)
+        return (wide_words)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+        return (wide_words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
         __builtin_trap();  // nobody gets here: see `pack_int8_`
 #endif
     }
+#endif
 };
 
 // Sums in int32, less what their row's zeros have added, as numbers.
@@ -53,13 +91,7 @@ template <class T>
 inline float quantize_row(const T* x, long size, uint8_t* bytes) {
     const float found = largest_magnitude(x, size), most = found < LEAST ? LEAST : found, inverse = 127 / most;
     for (long i = 0; i < size; i += LANES) {
-        const f32x16 numbers = load(x + i, size - i) * inverse;
-#ifdef __AVX512F__
-        const __m128i here = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)numbers));
-        _mm_storeu_si128((__m128i*)(bytes + i), _mm_xor_si128(here, _mm_set1_epi8((char)ZERO)));
-#else
-        for (int lane = 0; lane < LANES; lane++) bytes[i + lane] = (uint8_t)(ZERO + (int)__builtin_rintf(numbers[lane]));
-#endif
+        store_bytes(bytes + i, rounded_to_int(load(x + i, size - i) * inverse) + ZERO);
     }
     const long end = round_up(size, LANES);
     memset(bytes + end, ZERO, round_up(size, BYTE_PAD) - end);

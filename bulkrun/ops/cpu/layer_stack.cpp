@@ -138,7 +138,7 @@ struct LayerStack : BlockProducts<T> {
     }
 };
 
-EXPORT_LAYOUT(Matrix, scale_bytes)
+EXPORT_LAYOUT(Matrix, is_narrow)
 EXPORT_LAYOUT(AttentionLayer, rotary)
 EXPORT_LAYOUT(DeltaNetLayer, norm_eps)
 EXPORT_LAYOUT(ShortConvLayer, num_taps)

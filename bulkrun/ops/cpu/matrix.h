@@ -11,6 +11,16 @@
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
+// So many rows and vectors at most have their sums in registers together, beside the columns and one number. Of more rows
+// than BLOCK_FEW_ROWS vectors go one by one where there is no room for all.
+#if defined(__AVX512F__)
+constexpr int BLOCK_ROWS = 6, BLOCK_VECTORS = 4, BLOCK_FEW_ROWS = 6;
+#elif defined(__AVX__)
+constexpr int BLOCK_ROWS = 6, BLOCK_VECTORS = 2, BLOCK_FEW_ROWS = 2;
+#else
+constexpr int BLOCK_ROWS = 2, BLOCK_VECTORS = 2, BLOCK_FEW_ROWS = 2;
+#endif
+
 // Sixteen words of memory, from number `first` of a vector of `size` on; zeros behind its end.
 template <class C>
 inline u32x16 load_line(const C* p, long first, long size) {
@@ -27,7 +37,12 @@ constexpr int UNPACKED = sizeof(uint32_t) / (W::per_word * sizeof(C));
 
 // One float per word: exact products, on any processor.
 struct FloatWords {
-    static constexpr int per_word = 1;
+    // items: words of a row that meet one of the columns; steps: multiply-adds that they take; rows: of a block.
+    static constexpr int per_word = 1, items = 1, steps = 1, rows = BLOCK_ROWS;
+
+    // What of a row's and the columns' words is multiplied in a step.
+    static wide number(const uint32_t* a, int) { return (wide)(wide_words{} + *a); }
+    static wide_words column(wide_words b, int) { return b; }
 
     // UNPACKED vectors of words: the first numbers of sixteen words of memory, then the next ones.
     static void unpack(const float*, u32x16 x, u32x16* words) { words[0] = x; }
@@ -54,17 +69,26 @@ struct FloatWords {
     // Sixteen words, each of `per_word` numbers: the first of all, and so on.
     static u32x16 joined(const f32x16* numbers) { return (u32x16)numbers[0]; }
 
-    static wide multiply_add(uint32_t a, wide_words b, wide c) {
-        float number;
-        memcpy(&number, &a, sizeof a);
-        return number * (wide)b + c;
-    }
+    static wide multiply_add(wide a, wide_words b, wide c) { return a * (wide)b + c; }
+};
+
+// Columns of bf16 in pairs, rows of floats: the products and sums of the floats that the bf16 are, from half the memory.
+struct NarrowWords {
+    static constexpr int per_word = 2, items = 2, steps = 2, rows = BLOCK_ROWS;
+
+    static wide number(const uint32_t* a, int) { return FloatWords::number(a, 0); }
+    static wide_words column(wide_words b, int step) { return step ? b & 0xffff0000 : b << 16; }
+    static u32x16 joined(const f32x16*) { __builtin_trap(); }  // nobody gets here: codes become floats
+    static wide multiply_add(wide a, wide_words b, wide c) { return FloatWords::multiply_add(a, b, c); }
 };
 
 #ifdef __AVX512BF16__
 // Two bf16 per word, summed in float32 by one instruction.
 struct PairWords {
-    static constexpr int per_word = 2;
+    static constexpr int per_word = 2, items = 1, steps = 1, rows = BLOCK_ROWS;
+
+    static wide_words number(const uint32_t* a, int) { return wide_words{} + *a; }
+    static wide_words column(wide_words b, int) { return b; }
 
     static u32x16 words(const bf16* p, long first, long size) { return load_line(p, 2 * first, size); }
 
@@ -93,8 +117,8 @@ struct PairWords {
         return (u32x16)_mm512_permutexvar_epi16((__m512i)(IOTA | (IOTA + 16) << 16), all);
     }
 
-    static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
-        return (f32x16)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+    static wide multiply_add(wide_words a, wide_words b, wide c) {
+        return (wide)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
     }
 
   private:
@@ -140,12 +164,6 @@ inline void transpose(const uint32_t* from, long from_stride, uint32_t* to, long
     for (int i = 0; i < LANES; i++) store_words(to + i * to_stride, square[i]);
 }
 
-#ifdef __AVX512F__
-constexpr int BLOCK_ROWS = 6, BLOCK_VECTORS = 4;  // 24 sums, 4 columns and one number fit 32 registers
-#else
-constexpr int BLOCK_ROWS = 2, BLOCK_VECTORS = 2;
-#endif
-
 // Columns of a product: vectors side by side, two and two; pairs of them lie `apart`.
 template <class T>
 struct Columns {
@@ -162,7 +180,7 @@ struct Ahead {
     long step;
 };
 
-// c [R, 16 V] (+)= a [R, words] b [words, 16 V]: the sums stay in registers.
+// c [R, 16 V] (+)= a [R, words] b [words, 16 V]: the sums stay in registers. a_stride: in items.
 template <class W, int R, int V>
 void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b, Columns<float> c, long words,
                     bool accumulate, Ahead ahead) {
@@ -175,13 +193,19 @@ void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b,
     for (long word = 0; word < words; word++, ahead.here += ahead.step, ahead.there += ahead.step) {
         __builtin_prefetch(ahead.here, 0, 2);
         __builtin_prefetch(ahead.there, 0, 2);
-        wide_words columns[N];
+#pragma GCC unroll 2
+        for (int step = 0; step < W::steps; step++) {
+            const uint32_t* row = a + word * W::items + (W::items > 1 ? step : 0);
+            wide_words columns[N];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) columns[n] = load_wide_words(b.wide_at(word, n));
+            for (int n = 0; n < N; n++) columns[n] = W::column(load_wide_words(b.wide_at(word, n)), step);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
+            for (int r = 0; r < R; r++) {
+                const auto number = W::number(row + r * a_stride, step);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) sums[r][n] = W::multiply_add(a[r * a_stride + word], columns[n], sums[r][n]);
+                for (int n = 0; n < N; n++) sums[r][n] = W::multiply_add(number, columns[n], sums[r][n]);
+            }
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -189,13 +213,13 @@ void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b,
         for (int n = 0; n < N; n++) store_wide(c.wide_at(r, n), sums[r][n]);
 }
 
-template <class W, int R = BLOCK_ROWS, int V = BLOCK_VECTORS>
+template <class W, int V = BLOCK_VECTORS, int R = (V > 1 ? BLOCK_FEW_ROWS : W::rows)>
 void multiply_up_to(long rows, long vectors, const uint32_t* a, long a_stride, Columns<const uint32_t> b,
                     Columns<float> c, long words, bool accumulate, Ahead ahead) {
-    if constexpr (R > 1)
-        if (rows < R) return multiply_up_to<W, R - 1, V>(rows, vectors, a, a_stride, b, c, words, accumulate, ahead);
     if constexpr (V > 1)
-        if (vectors < V) return multiply_up_to<W, R, V - 1>(rows, vectors, a, a_stride, b, c, words, accumulate, ahead);
+        if (vectors < V) return multiply_up_to<W, V - 1>(rows, vectors, a, a_stride, b, c, words, accumulate, ahead);
+    if constexpr (R > 1)
+        if (rows < R) return multiply_up_to<W, V, R - 1>(rows, vectors, a, a_stride, b, c, words, accumulate, ahead);
     multiply_block<W, R, V>(a, a_stride, b, c, words, accumulate, ahead);
 }
 
@@ -203,7 +227,16 @@ void multiply_up_to(long rows, long vectors, const uint32_t* a, long a_stride, C
 template <class W>
 void multiply_columns(long rows, long vectors, const uint32_t* a, long a_stride, Columns<const uint32_t> b,
                       Columns<float> c, long words, bool accumulate, Ahead ahead) {
-    const unsigned pieces = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, least = rows / std::max(pieces, 1u);
+    if (BLOCK_FEW_ROWS < W::rows && rows > BLOCK_FEW_ROWS && vectors > 1) {
+        ahead.step /= vectors;
+        for (long vector = 0; vector < vectors; vector++) {
+            multiply_columns<W>(rows, 1, a, a_stride, {b.at(0, vector), b.stride, 0}, {c.at(0, vector), c.stride, 0},
+                                words, accumulate, ahead);
+            ahead.here += words * ahead.step, ahead.there += words * ahead.step;
+        }
+        return;
+    }
+    const unsigned pieces = (rows + W::rows - 1) / W::rows, least = rows / std::max(pieces, 1u);
     long extra = rows - least * pieces;
     ahead.step = (ahead.step + pieces - 1) / std::max(pieces, 1u);
     for (long first = 0, here; first < rows; first += here) {

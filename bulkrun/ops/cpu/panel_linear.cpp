@@ -2,18 +2,19 @@
 
 #include "panels.h"
 
-// x [rows, per_word * words], with room for whole sixteens of rows; out [rows, columns].
+// x [rows, size], with room for whole sixteens of rows; out [rows, columns].
 template <class T>
-static void panel_linear(const T* x, const Matrix& matrix, T* out, long rows, long words, long columns, int threads) {
-    using W = typename WordOf<T>::type;
-    const long size = words * W::per_word;
+static void panel_linear(const T* x, const Matrix& matrix, T* out, long rows, long size, long columns, int threads) {
+    with_words<T>(matrix, [&](auto words) {
+        using W = decltype(words);
 #pragma omp parallel num_threads(threads)
-    {
-        const TileSetup tiles;
-        for (const Block& block : blocks_of(rows))
-            project<W>(operand(x + block.first * size, size), matrix, out + block.first * columns, block.rows, columns,
-                       block.share, AsItIs());
-    }
+        {
+            const TileSetup tiles;
+            for (const Block& block : blocks_of(rows))
+                project<W>(operand<W>(x + block.first * size, size), matrix, out + block.first * columns, block.rows,
+                           columns, block.share, AsItIs());
+        }
+    });
 }
 
 // Every PANEL rows of a weight [rows, words] become a panel, in the memory they have. By one thread: others are reading
@@ -31,15 +32,15 @@ extern "C" void pack_panels(uint32_t* weight, int64_t rows, int64_t words) {
     }
 }
 
-#ifdef __AVX512F__
-extern "C" void panel_linear_float32(const Matrix* matrix, const float* x, float* out, int64_t rows, int64_t words,
+#ifdef __AVX2__
+extern "C" void panel_linear_float32(const Matrix* matrix, const float* x, float* out, int64_t rows, int64_t size,
                                      int64_t columns, int32_t num_threads) {
-    panel_linear(x, *matrix, out, rows, words, columns, num_threads);
+    panel_linear(x, *matrix, out, rows, size, columns, num_threads);
 }
 #endif
 #ifdef __AVX512BF16__
-extern "C" void panel_linear_bfloat16(const Matrix* matrix, const bf16* x, bf16* out, int64_t rows, int64_t words,
+extern "C" void panel_linear_bfloat16(const Matrix* matrix, const bf16* x, bf16* out, int64_t rows, int64_t size,
                                       int64_t columns, int32_t num_threads) {
-    panel_linear(x, *matrix, out, rows, words, columns, num_threads);
+    panel_linear(x, *matrix, out, rows, size, columns, num_threads);
 }
 #endif

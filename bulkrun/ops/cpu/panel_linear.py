@@ -1,4 +1,4 @@
-"""Products with weights in panels, compiled for processors with AVX-512. Contract: `ops.matmul.linear`.
+"""Products with weights in panels, compiled for processors with AVX2. Contract: `ops.matmul.linear`.
 
 One layout serves steps of any width, and the layer stack reads the same one. From memory it is read as fast as memory
 gives it; beside the products of torch's libraries, see tests/benchmarks/LOG.md. A row's bits depend on that row and the
@@ -23,10 +23,18 @@ PANEL = 32  # columns of a panel; also the multiple that a row's numbers must be
 _ROWS = 16  # of a tile
 
 
-def can_pack_panels(weight: torch.Tensor) -> bool:
-    """Whether `panel_linear` is compiled for such a weight [O, I]; the first call may compile."""
+def can_pack_panels(weight: torch.Tensor, rows_dtype: torch.dtype | None = None) -> bool:
+    """Whether `panel_linear` is compiled for such a weight [O, I]; the first call may compile.
+
+    rows_dtype: of what is multiplied with it, if not its own.
+    """
     is_plain = weight.device.type == "cpu" and weight.layout == torch.strided and weight.ndim == 2
-    return is_plain and not any(size % PANEL for size in weight.shape) and compiles_panels(weight.dtype)
+    return is_plain and fills_panels(*weight.shape) and compiles_panels(rows_dtype or weight.dtype)
+
+
+def fills_panels(columns: int, size: int) -> bool:
+    """Whether a weight [columns, size] is one of whole panels."""
+    return columns % PANEL == size % PANEL == 0
 
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
@@ -43,7 +51,10 @@ def pack_panels_(weight: torch.Tensor) -> torch.Tensor:
 
 
 def panel_linear(x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [T, I] times a weight from `pack_panels`, plus a bias [O]; returns [T, O]."""
+    """x [T, I] times a weight from `pack_panels`, plus a bias [O] of x's dtype; returns [T, O].
+
+    The weight is of x's dtype, or of bf16 where x is float32: then it counts as the float32 that its numbers are.
+    """
     return multiply_panels(x, panel_matrix(panels, bias), panels.shape[0] * PANEL)
 
 
@@ -55,9 +66,8 @@ def multiply_panels(x: torch.Tensor, matrix: Matrix, columns: int) -> torch.Tens
         rows[:num_tokens] = x
         x = rows
     out = x.new_empty(num_tokens, columns)
-    words = size * x.element_size() // 4
     _function(x.dtype)(
-        ctypes.byref(matrix), x.data_ptr(), out.data_ptr(), num_tokens, words, columns, torch.get_num_threads()
+        ctypes.byref(matrix), x.data_ptr(), out.data_ptr(), num_tokens, size, columns, torch.get_num_threads()
     )
     return out
 

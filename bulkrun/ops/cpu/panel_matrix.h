@@ -19,6 +19,7 @@ struct Matrix {
     const float* byte_factors;   // where codes are multiplied as bytes: times so much they are rounded to one
     int64_t group_size;          // inputs
     int64_t scale_bytes;         // of one of the groups': 4, or 2
+    int64_t is_narrow;           // whether the panels hold bf16, whatever they are multiplied with
 
     bool in_bytes() const { return scales != nullptr; }
 

@@ -20,7 +20,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *[(x, c_void_p) for x in ("panels", "bias", "scales", "zeros")],
         *[(x, c_void_p) for x in ("codebook", "group_scales", "group_zeros", "byte_factors")],
-        *[(x, c_int64) for x in ("group_size", "scale_bytes")],
+        *[(x, c_int64) for x in ("group_size", "scale_bytes", "is_narrow")],
     )
 
 
@@ -29,7 +29,7 @@ def panel_matrix(weight: PanelWeight, bias: torch.Tensor | None) -> Matrix:
     if isinstance(weight, Int8Weight):
         return Matrix(_at(weight.values), _at(bias), _at(weight.scale), _at(weight.zeros))
     if isinstance(weight, torch.Tensor):
-        return Matrix(_at(weight), _at(bias))
+        return Matrix(_at(weight), _at(bias), is_narrow=weight.dtype == torch.bfloat16)
     int8, num_groups = weight.int8, weight.scale.shape[-2]
     factor, scale, zeros = (None, None, None) if int8 is None else (_at(part) for part in int8)
     return Matrix(

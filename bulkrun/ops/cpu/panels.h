@@ -10,18 +10,27 @@
 
 #include "four_bits.h"
 
-constexpr int BLOCK = 32;      // rows of sums at a time: what the tile unit holds
+constexpr int BLOCK = 32;  // rows of sums at a time: what the tile unit holds
 
 // The rows that are multiplied; those of bytes have a scale each.
 struct Operand {
     const uint32_t* rows;
-    long words;  // per row
+    long words;  // of columns that a row meets
     const float* scales;
 };
 
-template <class T>
-inline Operand operand(const T* rows, long stride) {
-    return {(const uint32_t*)rows, stride / WordOf<T>::type::per_word, nullptr};
+template <class W>
+inline Operand operand(const void* rows, long stride) {
+    return {(const uint32_t*)rows, stride / W::per_word, nullptr};
+}
+
+// `use(words)`: of which words a matrix is that rows of T are multiplied with.
+template <class T, class F>
+inline void with_words(const Matrix& matrix, const F& use) {
+    if (matrix.in_bytes()) return use(ByteWords());
+    if constexpr (sizeof(T) == sizeof(float))
+        if (matrix.is_narrow) return use(NarrowWords());
+    use(typename WordOf<T>::type());
 }
 
 // What of a panel's row comes after the product: sixteen columns, from their sums on.
@@ -128,7 +137,7 @@ template <class W, class F>
 inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32_t* other, float* c, long rows,
                           long words, bool fetch, Pending<F>& pending) {
 #ifdef __AMX_BF16__
-    if (W::per_word > 1 && has_tiles()) {
+    if (W::per_word > 1 && W::items == 1 && has_tiles()) {
         finish_stores();
         if (other && rows <= LANES) return multiply_two_panels<W>(a, panel, other, c, words, pending);
         for (; panel; panel = other, other = nullptr, c += BLOCK * PANEL)
@@ -142,9 +151,10 @@ inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32
     const long size = words * PANEL;
     const Ahead next = {(const char*)(fetch ? panel + size : a), (const char*)(fetch && other ? other + size : a),
                         fetch ? 4 * PANEL : 0};
-    multiply_columns<W>(rows, both && other ? 4 : 2, a, words, here, {c, PANEL, BLOCK * PANEL}, words, false, next);
+    const long stride = words * W::items;
+    multiply_columns<W>(rows, both && other ? 4 : 2, a, stride, here, {c, PANEL, BLOCK * PANEL}, words, false, next);
     if (other && !both)
-        multiply_columns<W>(rows, 2, a, words, {other, PANEL, 0}, {c + BLOCK * PANEL, PANEL, 0}, words, false, next);
+        multiply_columns<W>(rows, 2, a, stride, {other, PANEL, 0}, {c + BLOCK * PANEL, PANEL, 0}, words, false, next);
 }
 
 // Who computes what of something that several threads share, or one has for itself.
@@ -198,7 +208,7 @@ inline void multiply_panels(const Operand& x, const Matrix& matrix, long rows, l
         const uint32_t* other = half + panel < count ? panels.at(half + panel, 1) : nullptr;
         for (long first = 0; first < rows; first += BLOCK, turn ^= 1) {
             const long here = std::min<long>(BLOCK, rows - first);
-            multiply_pair<W>(x.rows + first * words, one, other, sums[turn], here, words,
+            multiply_pair<W>(x.rows + first * words * W::items, one, other, sums[turn], here, words,
                              first == 0 && !panels.unpacked, pending);
             pending.use_rows(BLOCK);
             pending.first = first, pending.panel = panel, pending.rows = here, pending.done = 0;

@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
-#else
+#endif
+#ifndef __AVX512F__
 #include "sixteen.h"
 #endif
 
@@ -136,6 +137,8 @@ inline f32x16 load_apart(const float* p, int stride) {
 inline u32x16 rounded_to_int(f32x16 x) {
 #ifdef __AVX512F__
     return (u32x16)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+    return u32x16::each([&](int i) { return (u32x16::Part)_mm256_cvtps_epi32((__m256)x.part[i]); });
 #else
     int32_t whole[LANES];
     for (int i = 0; i < LANES; i++) whole[i] = x[i] == x[i] ? (int32_t)__builtin_rintf(x[i]) : 0;
@@ -145,8 +148,15 @@ inline u32x16 rounded_to_int(f32x16 x) {
 
 // Of a table of sixteen, those that the lowest four bits of each index name.
 inline f32x16 looked_up(f32x16 table, u32x16 index) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
     return (f32x16)_mm512_permutexvar_ps((__m512i)index, (__m512)table);
+#elif defined(__AVX2__)
+    return f32x16::each([&](int i) {  // from both halves of the table: the index's fourth bit says which counts
+        const __m256i at = (__m256i)index.part[i];
+        const __m256 low = _mm256_permutevar8x32_ps((__m256)table.part[0], at);
+        const __m256 high = _mm256_permutevar8x32_ps((__m256)table.part[1], at);
+        return (f32x16::Part)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28));
+    });
 #else
     float all[LANES], found[LANES];
     store(all, table);

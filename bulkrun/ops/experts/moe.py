@@ -2,7 +2,7 @@
 
 This is the contract, and where it is chosen what computes it: torch's grouped product (`grouped_experts`), grouped
 products of our own over weights of fp8 and four bits on a GPU (`fp8_experts`, `four_bit_experts`), panels on a CPU with
-AVX-512 (`cpu.fused_experts`), or expert by expert for weights of int8. Knows no model.
+AVX2 (`cpu.fused_experts`), or expert by expert for weights of int8. Knows no model.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bulkrun.ops.cpu.fused_experts import (
 from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device, uses_triton
 from bulkrun.ops.experts.expert_pairs import ExpertActivation, quantized_experts
+from bulkrun.ops.experts.expert_sizes import ExpertSizes
 from bulkrun.ops.experts.four_bit_experts import four_bit_experts as _four_bit_experts
 from bulkrun.ops.experts.fp8_experts import fp8_experts as _fp8_experts
 from bulkrun.ops.experts.grouped_experts import grouped_experts
@@ -37,19 +38,19 @@ E = TypeVar("E", torch.Tensor, Int8Weight, FourBitWeight)
 _PACKED_NDIM = 5  # of weights in panels; plain ones have three dimensions
 
 
-def pack_experts(weight: E, hidden_size: int, intermediate_size: int) -> E:
+def pack_experts(weight: E, sizes: ExpertSizes, rows_dtype: torch.dtype | None = None) -> E:
     """One of both weights of `fused_experts`, in the layout it is fastest with, or as it is where there is none.
 
     It may take the memory of the weight, which must not be used afterwards. Of four bits there are only weights that
-    can be packed (`cpu.four_bit_linear.can_pack_four_bits`).
+    can be packed (`cpu.four_bit_linear.can_pack_four_bits`). rows_dtype: see `pack_linear_weight`.
     """
-    if are_packed(weight):
+    if are_packed(weight) or not sizes.has_gates:  # without them there is no compiled product
         return weight
     if isinstance(weight, Int8Weight):
-        return pack_int8_experts_(weight) if can_pack_int8_experts(hidden_size, intermediate_size) else weight
+        return pack_int8_experts_(weight) if can_pack_int8_experts(sizes) else weight
     if isinstance(weight, FourBitWeight):
         return pack_four_bit_experts_(weight)
-    return pack_experts_(weight) if can_pack_experts(weight, hidden_size, intermediate_size) else weight
+    return pack_experts_(weight) if can_pack_experts(weight, sizes, rows_dtype) else weight
 
 
 def are_packed(weight: ExpertWeights) -> bool:

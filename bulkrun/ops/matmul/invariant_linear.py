@@ -71,14 +71,14 @@ def invariant_linear(
     return out_TO
 
 
-def is_invariant_linear(panel: torch.Tensor) -> bool:
+def is_invariant_linear(panel: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether a row of a tile gives the same bits at every place and beside any others, with this panel.
 
-    Tried with noise; call with one thread. Panels of one shape, dtype and layout behave alike.
+    Tried with noise of this dtype; call with one thread. Panels of one shape, dtype and layout behave alike.
     """
     generator = torch.Generator().manual_seed(0)
     size = panel.shape[1] if panel.ndim == 2 else panel[0, :, 0].numel()
-    x_RI = torch.randn(TILE_ROWS, size, generator=generator).to(panel.dtype)
+    x_RI = torch.randn(TILE_ROWS, size, generator=generator).to(dtype)
     same_RI = x_RI[:1].expand(TILE_ROWS, -1).contiguous()
     turned_RO = linear(x_RI.roll(7, 0).contiguous(), panel, None)
     same_RO = linear(same_RI, panel, None)

@@ -1,7 +1,7 @@
 """Matrix products with weights; on a CPU, weights are laid out once for the processor's matrix units.
 
-In panels of our own where there is AVX-512 (`cpu.panel_linear`), else in bf16 as oneDNN likes them best: it packs a
-plain weight anew on every call. float32 gains nothing from that and stays plain.
+In panels of our own where there is AVX2, or AVX-512 for bf16 (`cpu.panel_linear`), else in bf16 as oneDNN likes them
+best: it packs a plain weight anew on every call. Elsewhere float32 gains nothing from that and stays plain.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(x, weight, bias)
 
 
-def pack_linear_weight(weight: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+def pack_linear_weight(
+    weight: torch.Tensor, rows_dtype: torch.dtype | None = None, *, in_place: bool = False
+) -> torch.Tensor:
     """The weight in the layout `linear` is fastest with: panels, oneDNN's, or the weight itself where there is none.
 
-    `in_place`: it may take the memory of the weight, which must not be used afterwards.
+    rows_dtype: of what is multiplied with it, if not its own: then it is one that `can_pack_panels`. `in_place`: it may
+    take the memory of the weight, which must not be used afterwards.
     """
-    if not can_pack_panels(weight):
+    if not can_pack_panels(weight, rows_dtype):
         return pack_for_onednn(weight)
     return pack_panels_(weight) if in_place else pack_panels(weight)
 

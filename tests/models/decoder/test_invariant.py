@@ -124,7 +124,7 @@ def test_layers_that_would_be_copied_are_not_one_call(tmp_path: Path) -> None:
 def test_a_processor_whose_products_depend_on_the_place_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("bulkrun.ops"), "is_invariant_linear", lambda panel: False)
+    monkeypatch.setattr(import_module("bulkrun.ops"), "is_invariant_linear", lambda panel, dtype: False)
     with pytest.raises(ModelError, match=r"depend on a row's place in its batch; try another engine.dtype"):
         load_model(save_tiny_model(tmp_path), dtype=torch.float32, device="cpu", deterministic=True)
 

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 
 from bulkrun import ops
 from bulkrun.ops.cpu.library import compiled_ops, library
-from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, pack_panels_, panel_linear
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, compiles_panels, pack_panels, pack_panels_, panel_linear
 
 DTYPES = [
     pytest.param(
         dtype,
         marks=pytest.mark.skipif(
-            not can_pack_panels(torch.empty(32, 32, dtype=dtype)), reason="panels of it need AVX-512, of bf16 its own"
+            not can_pack_panels(torch.empty(32, 32, dtype=dtype)),
+            reason="panels of it need AVX2, of bf16 AVX-512's own",
         ),
     )
     for dtype in (torch.float32, torch.bfloat16)
@@ -76,6 +77,22 @@ def test_rows_that_lie_apart_are_read_too(dtype: torch.dtype) -> None:
     panels, wide = pack_panels(random_weight((64, 64), dtype)), torch.randn(40, 128).to(dtype)
     assert torch.equal(panel_linear(wide[:, :64], panels, None), panel_linear(wide[:, :64].contiguous(), panels, None))
     assert panel_linear(wide[:0, :64], panels, None).shape == (0, 64)
+
+
+@pytest.mark.skipif(not compiles_panels(torch.float32), reason="panels of float32 need a compiler and AVX2")
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", [(32, 32), (96, 64), (416, 384)], ids=str)
+def test_bf16_with_rows_of_float32_counts_as_the_float32_it_is(size: tuple[int, int], num_threads: int) -> None:
+    weight, bias, before = random_weight(size, torch.bfloat16), torch.randn(size[0]), torch.get_num_threads()
+    narrow, wide = pack_panels(weight), pack_panels(weight.float())
+    torch.set_num_threads(num_threads)
+    try:
+        for rows in ROWS:
+            x = torch.randn(rows, size[1])
+            for use in (None, bias):
+                assert torch.equal(panel_linear(x, narrow, use), panel_linear(x, wide, use))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_only_whole_panels_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ def quantized(weights: Weights) -> list[Int8Weight]:
 
 def packed(weights: Weights) -> list[Int8Weight]:
     hidden, inner = weights[1].shape[1:]
-    if not can_pack_int8_experts(64, 64):
-        pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
-    return [ops.pack_experts(weight, hidden, inner) for weight in quantized(weights)]
+    if not can_pack_int8_experts(ops.ExpertSizes(64, 64)):
+        pytest.skip("panels of int8 need a compiler and AVX2")
+    return [ops.pack_experts(weight, ops.ExpertSizes(hidden, inner)) for weight in quantized(weights)]
 
 
 def assert_near(ours: torch.Tensor, exact: torch.Tensor) -> None:
@@ -107,4 +107,4 @@ def test_a_row_that_is_no_numbers_gives_none_and_leaves_others_alone(in_panels: 
 @pytest.mark.parametrize("sizes", [(64, 96), (96, 64), (40, 24)], ids=str)
 def test_experts_of_other_sizes_stay_plain(sizes: tuple[int, int]) -> None:
     for weight in quantized(random_weights(3, sizes)):
-        assert ops.pack_experts(weight, *sizes) is weight
+        assert ops.pack_experts(weight, ops.ExpertSizes(*sizes)) is weight

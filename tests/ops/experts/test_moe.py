@@ -109,7 +109,7 @@ def packed_case(dtype: torch.dtype, num_experts: int, sizes: tuple[int, int]) ->
     generator = torch.Generator().manual_seed(hidden)
     gate_up = (torch.randn(num_experts, 2 * inner, hidden, generator=generator) / hidden**0.5).to(dtype)
     down = (torch.randn(num_experts, hidden, inner, generator=generator) / inner**0.5).to(dtype)
-    packed = [ops.pack_experts(weight.clone(), hidden, inner) for weight in (gate_up, down)]
+    packed = [ops.pack_experts(weight.clone(), ops.ExpertSizes(hidden, inner)) for weight in (gate_up, down)]
     assert all(map(ops.are_packed, packed))
     return gate_up, down, *packed
 
@@ -186,4 +186,26 @@ def test_packed_experts_have_the_same_bits_on_any_number_of_threads() -> None:
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 24), (40, 32)])
 def test_experts_of_other_sizes_stay_plain(hidden: int, inner: int) -> None:
     for weight in (torch.zeros(4, 2 * inner, hidden), torch.zeros(4, hidden, inner)):
-        assert ops.pack_experts(weight, hidden, inner) is weight
+        assert ops.pack_experts(weight, ops.ExpertSizes(hidden, inner)) is weight
+
+
+def test_experts_without_gates_stay_plain() -> None:
+    sizes = ops.ExpertSizes(64, 32, has_gates=False)
+    assert sizes.shapes == [(32, 64), (64, 32)]
+    for shape in sizes.shapes:
+        weight = torch.zeros(4, *shape)
+        assert ops.pack_experts(weight, sizes) is weight
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 40, 300])
+def test_bf16_with_tokens_of_float32_counts_as_the_float32_it_is(num_tokens: int) -> None:
+    gate_up, down, *_ = packed_case(torch.float32, 6, (64, 96))
+    sizes = ops.ExpertSizes(64, 96)
+    stored = [weight.bfloat16() for weight in (gate_up, down)]
+    wide = [ops.pack_experts(weight.float(), sizes) for weight in stored]
+    narrow = [ops.pack_experts(weight, sizes, torch.float32) for weight in stored]
+    assert all(weight.dtype == torch.bfloat16 and ops.are_packed(weight) for weight in narrow)
+    x_TE, biases = torch.randn(num_tokens, 64), (torch.randn(6, 192), torch.randn(6, 64))
+    routed = ops.route_top_k(torch.randn(num_tokens, 6), 2, renormalize=True)
+    ours = ops.fused_experts(x_TE, *narrow, *routed, biases)
+    assert torch.equal(ours, ops.fused_experts(x_TE, *wide, *routed, biases))

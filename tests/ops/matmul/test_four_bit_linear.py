@@ -105,7 +105,7 @@ def test_in_int8_panels_give_the_bits_of_a_weight_quantized_anew(
 ) -> None:
     weight, numbers = random_weight(form, size, group_size)
     if not can_pack_int8(*size):
-        pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
+        pytest.skip("panels of int8 need a compiler and AVX2")
     int8, bias = pack_int8_(Int8Weight(*quantize_int8(numbers.float()))), torch.randn(size[0]).to(dtype)
     packed = pack_four_bits_(with_int8(weight))
     for rows in ROWS:
@@ -125,7 +125,7 @@ def test_rows_of_no_numbers_and_of_zeros_are_told_as_a_weight_quantized_anew_tel
     weight, _ = random_weight(FORMS["mxfp4"], (32, 64), 32)
     weight.scale[3], weight.scale[5, 1], weight.scale[7, 0] = 0.0, float("nan"), float("inf")
     if not can_pack_int8(32, 64):
-        pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
+        pytest.skip("panels of int8 need a compiler and AVX2")
     int8, x = pack_int8_(Int8Weight(*quantize_int8(unpack(weight)))), torch.randn(3, 64)
     ours, theirs = ops.four_bit_linear(x, pack_four_bits_(with_int8(weight)), None), ops.int8_linear(x, int8, None)
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)
@@ -147,21 +147,24 @@ def test_rows_have_the_same_bits_alone_and_among_others(num_threads: int) -> Non
 
 
 @each_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("in_int8", [False, True])
 @pytest.mark.parametrize("has_biases", [False, True])
-def test_experts_give_the_bits_of_weights_laid_out_beforehand(form: Form, in_int8: bool, has_biases: bool) -> None:
-    needs(torch.bfloat16)
+def test_experts_give_the_bits_of_weights_laid_out_beforehand(
+    form: Form, in_int8: bool, has_biases: bool, dtype: torch.dtype
+) -> None:
+    needs(dtype)
     if in_int8 and not can_pack_int8(64, 64):
-        pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
-    shapes = (5, 2 * 128, 64), (5, 64, 128)
-    weights = [random_weight(form, shape, 16) for shape in shapes]
-    codes = [ops.pack_experts(with_int8(one) if in_int8 else one, 64, 128) for one, _ in weights]
+        pytest.skip("panels of int8 need a compiler and AVX2")
+    sizes = ops.ExpertSizes(64, 128)
+    weights = [random_weight(form, (5, *shape), 16) for shape in sizes.shapes]
+    codes = [ops.pack_experts(with_int8(one) if in_int8 else one, sizes) for one, _ in weights]
     plain = [numbers.float() for _, numbers in weights]
-    beforehand = [Int8Weight(*quantize_int8(one)) for one in plain] if in_int8 else [one.bfloat16() for one in plain]
-    others = [ops.pack_experts(one, 64, 128) for one in beforehand]
-    biases = (torch.randn(5, 256).bfloat16(), torch.randn(5, 64).bfloat16()) if has_biases else None
+    beforehand = [Int8Weight(*quantize_int8(one)) for one in plain] if in_int8 else [one.to(dtype) for one in plain]
+    others = [ops.pack_experts(one, sizes) for one in beforehand]
+    biases = (torch.randn(5, 256).to(dtype), torch.randn(5, 64).to(dtype)) if has_biases else None
     for num_tokens in (1, 3, 40, 300):
-        x, logits = torch.randn(num_tokens, 64).bfloat16(), torch.randn(num_tokens, 5)
+        x, logits = torch.randn(num_tokens, 64).to(dtype), torch.randn(num_tokens, 5)
         routed = ops.route_top_k(logits, 2, renormalize=True)
         ours = ops.fused_experts(x, *codes, *routed, biases)
         assert torch.equal(ours, ops.fused_experts(x, *others, *routed, biases))
@@ -191,4 +194,4 @@ def test_only_whole_panels_of_whole_groups_are_packed() -> None:
 
 def needs(dtype: torch.dtype) -> None:
     if not compiles_panels(dtype):
-        pytest.skip("panels of it need a compiler and AVX-512, of bf16 its own")
+        pytest.skip("panels of it need a compiler and AVX2, of bf16 AVX-512's own")

@@ -60,7 +60,7 @@ def test_a_library_without_fixed_tiles_would_fail_that() -> None:
 
 def test_dependence_on_the_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(64, 32)
-    assert is_invariant_linear(weight)
+    assert is_invariant_linear(weight, weight.dtype)
 
     def careless(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = F.linear(x, weight, bias)
@@ -68,4 +68,4 @@ def test_dependence_on_the_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         return out
 
     monkeypatch.setattr(import_module("bulkrun.ops.matmul.invariant_linear"), "linear", careless)
-    assert not is_invariant_linear(weight)
+    assert not is_invariant_linear(weight, weight.dtype)
