@@ -73,7 +73,7 @@ def _processor() -> Check:
 
     from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
 
-    units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models run in float32)"
+    units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models of bfloat16 run in float32)"
     return Check("processor", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {units}")
 
 

@@ -24,7 +24,7 @@ input: {path: rows.jsonl, id: name}
 prompt: {template: "Say what this does:\\n{{ source }}"}
 sampling: {max_tokens: 40, temperature: 0.8, top_p: 0.95, logprobs: 2, ignore_eos: true}
 output: {path: one, rows_per_file: 4}
-engine: {dtype: bfloat16, device: cpu, deterministic: true}
+engine: {device: cpu, deterministic: true}
 run: {checkpoint_every: 0.2}
 """
 

@@ -82,7 +82,7 @@ class EngineSpec(Section):
         description="Weights and activations of the projections, of experts too, in 8 bits, at some loss of quality. "
         "fp8: for GPUs (on a CPU the same numbers, slowly); int8: for CPUs. Default: the model's dtype; a checkpoint "
         "stored in 8 bits with a scale per output channel stays so where its products are fast: fp8 on a GPU, int8 on "
-        "a CPU; one in 4 bits stays so on a CPU with AVX-512.",
+        "a CPU; one in 4 bits stays so on a CPU with AVX2.",
     )
     deterministic: bool = Field(
         DEFAULTS.deterministic,

@@ -1,4 +1,4 @@
-"""Products with weights of four bits in panels, compiled for AVX-512. Contract: `ops.matmul.four_bit_linear`.
+"""Products with weights of four bits in panels, compiled for AVX2. Contract: `ops.matmul.four_bit_linear`.
 
 The panels are those of `panel_linear`, with eight codes in 32 bits. A panel is unpacked to the words that are
 multiplied, float32, bf16 or int8, by the thread that multiplies it, just before: memory gives four bits, and a result

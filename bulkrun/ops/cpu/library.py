@@ -119,7 +119,7 @@ def _processor_flags() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next((line for line in lines if line.startswith(("flags", "Features"))), None) or platform.processor()
 
 
 def _cached() -> Path:
