@@ -85,8 +85,10 @@ inline void add_few(const uint32_t* weights, long stride, const Part<C>& part, l
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int v = 0; v < V; v++)
-                sums[r][v] = W::multiply_add(W::number(weights + r * stride + key / W::per_word, 0), columns[v], sums[r][v]);
+            for (int v = 0; v < V; v++) {
+                const uint32_t* weight = weights + r * stride + key / W::per_word;
+                sums[r][v] = W::multiply_add(W::number(weight, 0), columns[v], sums[r][v]);
+            }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)

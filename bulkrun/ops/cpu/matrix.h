@@ -41,7 +41,11 @@ struct FloatWords {
     static constexpr int per_word = 1, items = 1, steps = 1, rows = BLOCK_ROWS;
 
     // What of a row's and the columns' words is multiplied in a step.
-    static wide number(const uint32_t* a, int) { return (wide)(wide_words{} + *a); }
+    static float number(const uint32_t* a, int) {
+        float number;
+        memcpy(&number, a, sizeof number);
+        return number;
+    }
     static wide_words column(wide_words b, int) { return b; }
 
     // UNPACKED vectors of words: the first numbers of sixteen words of memory, then the next ones.
@@ -69,17 +73,17 @@ struct FloatWords {
     // Sixteen words, each of `per_word` numbers: the first of all, and so on.
     static u32x16 joined(const f32x16* numbers) { return (u32x16)numbers[0]; }
 
-    static wide multiply_add(wide a, wide_words b, wide c) { return a * (wide)b + c; }
+    static wide multiply_add(float a, wide_words b, wide c) { return a * (wide)b + c; }
 };
 
 // Columns of bf16 in pairs, rows of floats: the products and sums of the floats that the bf16 are, from half the memory.
 struct NarrowWords {
     static constexpr int per_word = 2, items = 2, steps = 2, rows = BLOCK_ROWS;
 
-    static wide number(const uint32_t* a, int) { return FloatWords::number(a, 0); }
+    static float number(const uint32_t* a, int) { return FloatWords::number(a, 0); }
     static wide_words column(wide_words b, int step) { return step ? b & 0xffff0000 : b << 16; }
     static u32x16 joined(const f32x16*) { __builtin_trap(); }  // nobody gets here: codes become floats
-    static wide multiply_add(wide a, wide_words b, wide c) { return FloatWords::multiply_add(a, b, c); }
+    static wide multiply_add(float a, wide_words b, wide c) { return FloatWords::multiply_add(a, b, c); }
 };
 
 #ifdef __AVX512BF16__
