@@ -41,7 +41,7 @@ def _one_thread():
 
 def use_products_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("ops.matmul.linear", "ops.matmul.invariant_linear", "models.decoder.invariant"):
-        monkeypatch.setattr(import_module(f"bulkrun.{module}"), "can_pack_panels", lambda weight: False)
+        monkeypatch.setattr(import_module(f"bulkrun.{module}"), "can_pack_panels", lambda *_: False)
 
 
 @pytest.mark.parametrize("are_ours", [True, False], ids=["ours", "libraries"])
