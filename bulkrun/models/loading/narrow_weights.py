@@ -16,6 +16,7 @@ from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.tensor_names import targets
+from bulkrun.ops.cpu.fused_experts import fit_panels
 from bulkrun.ops.cpu.panel_linear import compiles_panels, fills_panels
 
 
@@ -50,7 +51,7 @@ def _has_product(module: Linear | ExpertLinear) -> bool:
         return False
     if isinstance(module, Linear):
         return fills_panels(*module.weight.shape)
-    return module.mlp_sizes.has_gates and fills_panels(module.mlp_sizes.hidden, module.mlp_sizes.intermediate)
+    return fit_panels(module.mlp_sizes)
 
 
 def _in_bfloat16(weight: nn.Parameter) -> nn.Parameter:

@@ -46,8 +46,12 @@ class _Experts(ctypes.Structure):
 
 def can_pack_experts(weight_XOI: torch.Tensor, sizes: ExpertSizes, rows_dtype: torch.dtype | None = None) -> bool:
     """Whether `fused_experts` is compiled for experts of these sizes, of whose weights this is one."""
-    are_whole = fills_panels(sizes.hidden, sizes.intermediate)  # gates apart from ups
-    return sizes.has_gates and are_whole and can_pack_panels(weight_XOI.flatten(0, 1), rows_dtype)
+    return fit_panels(sizes) and can_pack_panels(weight_XOI.flatten(0, 1), rows_dtype)
+
+
+def fit_panels(sizes: ExpertSizes) -> bool:
+    """Whether experts of these sizes are whole panels, gates apart from ups; without gates there is no product."""
+    return sizes.has_gates and fills_panels(sizes.hidden, sizes.intermediate)
 
 
 def pack_experts_(weight_XOI: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ def pack_experts(weight: E, sizes: ExpertSizes, rows_dtype: torch.dtype | None =
     It may take the memory of the weight, which must not be used afterwards. Of four bits there are only weights that
     can be packed (`cpu.four_bit_linear.can_pack_four_bits`). rows_dtype: see `pack_linear_weight`.
     """
-    if are_packed(weight) or not sizes.has_gates:  # without them there is no compiled product
+    if are_packed(weight):
         return weight
     if isinstance(weight, Int8Weight):
         return pack_int8_experts_(weight) if can_pack_int8_experts(sizes) else weight

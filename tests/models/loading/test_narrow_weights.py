@@ -44,10 +44,6 @@ def products(model: torch.nn.Module) -> list[Linear | ExpertLinear]:
     return [module for module in model.modules() if isinstance(module, Linear | ExpertLinear)]
 
 
-def hold_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "hold_in_bfloat16", lambda *_args: None)
-
-
 @pytest.mark.parametrize(
     "variant",
     ["llama_tied", "llama_biases", "qwen3", "gemma2", "granite_biases_tied", "phi3", "qwen3_moe", "mixtral", "gpt_oss",
@@ -63,7 +59,7 @@ def test_numbers_are_those_of_float32_weights(variant: str, tmp_path: Path, monk
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, other, atol=tolerance_of(variant), rtol=0)
         assert_same_tokens(ours, other)
-    hold_float32(monkeypatch)
+    monkeypatch.setattr(loader, "hold_in_bfloat16", lambda *_args: None)
     wide = load(path)
     assert not any(product.weight.dtype == torch.bfloat16 for product in products(wide))
     assert all(map(torch.equal, narrow, logits(wide)))
@@ -72,8 +68,8 @@ def test_numbers_are_those_of_float32_weights(variant: str, tmp_path: Path, monk
 def test_deterministic_models_too(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama_tied", dtype=torch.bfloat16, **WHOLE_PANELS)
     invariant = load(path, deterministic=True)
-    assert all(linear.dtype == torch.bfloat16 for linear in invariant.model.lm_head.panels)
-    for ours, other in zip(logits(load(path)), of_transformers(path), strict=True):
+    assert all(panel.dtype == torch.bfloat16 for panel in invariant.model.lm_head.panels)
+    for ours, other in zip(logits(invariant), of_transformers(path), strict=True):
         torch.testing.assert_close(ours, other, atol=tolerance_of("llama"), rtol=0)
 
 
