@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # the cores from each other (two processes with two threads each on two cores: six times as slow)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = "1"  # each of the processes has a core; tests of several threads say how many
+
+# Hundreds of tests start bulkrun, in three processes each, which would compile all its modules again and again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long one example takes says nothing: the machine may be doing something else beside.
 settings.register_profile("any_speed", deadline=None)

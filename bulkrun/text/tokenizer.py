@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Tokenizer:
             raise ModelError(f"{path / 'tokenizer_config.json'}: tokens that cannot be used: {what}") from problem
         return cls(backend, tokens, template, unusable_template=unusable, now=now)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1

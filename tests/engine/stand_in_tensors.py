@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 _CUDA = torch.device("cuda", 0)
 
@@ -39,7 +38,13 @@ def on_device(result: Any) -> Any:
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
     """All tensors of nested arguments."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return []
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def spoil(tensor: torch.Tensor) -> None:

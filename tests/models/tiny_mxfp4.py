@@ -1,13 +1,11 @@
 """Tiny gpt-oss checkpoints as they are published, experts in MXFP4, and what they stand for.
 
-Rounded and packed here number by number, from the format's description (OCP Microscaling Formats 1.0); no code of
-bulkrun's is used.
+Rounded and packed here from the format's description (OCP Microscaling Formats 1.0); no code of bulkrun's is used.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +40,14 @@ def save_tiny_mxfp4(path: Path, variant: str = "gpt_oss_whole_panels", **overrid
 
 def pack(weight_XOI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Blocks uint8 [X, O, I / 32, 16], exponents uint8 [X, O, I / 32], and the numbers float32 [X, O, I]."""
-    num_experts, num_rows, size = weight_XOI.shape
-    blocks, scales, numbers = [], [], []
-    for block in weight_XOI.reshape(-1, 32).tolist():
-        exponent = math.floor(math.log2(max(map(abs, block)))) - 2
-        codes = [_code(number / 2**exponent) for number in block]
-        blocks.append([low + 16 * high for low, high in zip(codes[::2], codes[1::2], strict=True)])
-        scales.append(exponent + 127)
-        numbers.append([(-1 if code > 7 else 1) * MAGNITUDES[code % 8] * 2**exponent for code in codes])
-    shape = (num_experts, num_rows, size // 32)
-    packed = torch.tensor(blocks, dtype=torch.uint8).view(*shape, 16)
-    return packed, torch.tensor(scales, dtype=torch.uint8).view(shape), torch.tensor(numbers).view(weight_XOI.shape)
-
-
-def _code(number: float) -> int:
-    """The nearest of the sixteen numbers: three bits of magnitude below a sign."""
-    nearest = min(range(8), key=lambda code: abs(MAGNITUDES[code] - abs(number)))
-    return nearest + 8 * (number < 0)
+    blocks_BN = weight_XOI.reshape(-1, 32).double()
+    exponent_B1 = blocks_BN.abs().amax(1, keepdim=True).log2().floor() - 2
+    scaled_BN, magnitudes = blocks_BN / 2**exponent_B1, torch.tensor(MAGNITUDES, dtype=torch.float64)
+    nearest_BN = (scaled_BN.abs()[:, :, None] - magnitudes).abs().argmin(2)  # of eight, and a sign above their bits
+    codes_BN = nearest_BN + 8 * (scaled_BN < 0)
+    numbers_BN = torch.where(codes_BN > 7, -1, 1) * magnitudes[nearest_BN] * 2**exponent_B1
+    *outputs, size = weight_XOI.shape
+    packed = (codes_BN[:, ::2] + 16 * codes_BN[:, 1::2]).to(torch.uint8)
+    scales = (exponent_B1 + 127).to(torch.uint8)
+    shape = (*outputs, size // 32)
+    return packed.view(*shape, 16), scales.view(shape), numbers_BN.float().view(weight_XOI.shape)

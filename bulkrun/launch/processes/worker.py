@@ -30,7 +30,7 @@ from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import prepare
-from bulkrun.launch.processes.garbage import freeze_heap, release_garbage
+from bulkrun.launch.processes.garbage import freeze_heap, release_garbage, spare_heap
 from bulkrun.launch.processes.signals import DrainOnSignal, drain_on_signal
 from bulkrun.launch.processes.supervisor import Supervisor
 from bulkrun.request import Engine
@@ -95,6 +95,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--supervisor", type=int, required=True)
     parser.add_argument("--run-id", required=True)
     options = parser.parse_args(argv)
+    spare_heap()
     allow_open_files()
     faulthandler.enable()  # a segmentation fault shows in the log where it was
     channel, run, supervisor = ErrorChannel(), RunDir(options.run), Supervisor(options.supervisor)

@@ -62,7 +62,7 @@ static f32x16 bound_of(f32x16 uniform) {
 
 // The best token so far, logit and noise together; of equals the first.
 struct Winner {
-    float x = LEAST;
+    float x = LOWEST;
     int64_t token = 0;
 
     void meet(float other, int64_t other_token) {
@@ -70,7 +70,7 @@ struct Winner {
     }
 
     // Below it nobody wins, whatever rounding did to a bound.
-    float least() const { return x == LEAST ? LEAST : x - 1e-3f - 1e-6f * std::fabs(x); }
+    float least() const { return x == LOWEST ? LOWEST : x - 1e-3f - 1e-6f * std::fabs(x); }
 };
 
 // One of the tokens whose scaled logit is at least `least`; whether all logits are valid is found out on the way.
@@ -79,7 +79,7 @@ static int64_t draw_from(const T* row, long size, float temperature, float least
                          bool* is_valid) {
     const float inverse = 1.0f / temperature;
     Winner winner;
-    f32x16 most = broadcast(LEAST);
+    f32x16 most = broadcast(LOWEST);
     i32x16 is_nan = {};
     for (long i = 0; i < size; i += LANES) {
         const f32x16 x = numbers(row, i, size);
@@ -108,7 +108,7 @@ static std::vector<Candidate> collect(const T* row, long size, float highest, fl
         const i32x16 may_be_in = (logit >= bound) & (below > near) & (below <= far);
         if (!any(may_be_in)) continue;
         const f32x16 x = logit / temperature, weight = exp2_of<float>(below * -LOG2_E);
-        const i32x16 is_in = may_be_in & (x >= least) & (x != LEAST);
+        const i32x16 is_in = may_be_in & (x >= least) & (x != LOWEST);
         for (int lane = 0; lane < LANES; lane++)
             if (is_in[lane]) found.push_back({x[lane], weight[lane], (int32_t)i + lane});
     }
@@ -170,7 +170,7 @@ static void weigh(const T* row, long size, float highest, float temperature, flo
 // weighing; the few tokens around it are then looked at one by one.
 template <class T>
 static float least_of_nucleus(const T* row, long size, float highest, const Filters& f, float least) {
-    const float deepest = f.min_p > 0.0f ? -std::log(f.min_p) : -LEAST;
+    const float deepest = f.min_p > 0.0f ? -std::log(f.min_p) : -LOWEST;
     Levels levels = {{1, 2, 4, 6, 9, 13}, {}, 0};
     weigh(row, size, highest, f.temperature, deepest, levels);
     const double limit = std::max(levels.total * f.top_p, 1e-30);
@@ -191,7 +191,7 @@ static float least_of_nucleus(const T* row, long size, float highest, const Filt
             levels.depth[level] = near + (far - near) * (float)(level + 1) / (Levels::NUM + 1);
         weigh(row, size, highest, f.temperature, deepest, levels);
     }
-    std::vector<Candidate> some = collect(row, size, highest, f.temperature, LEAST, least, near, far);
+    std::vector<Candidate> some = collect(row, size, highest, f.temperature, LOWEST, least, near, far);
     if (some.empty()) return highest / f.temperature - far;  // rounding, in a nucleus of all there is
     return least_within(some.data(), some.data() + some.size(), limit - above);
 }
@@ -201,9 +201,9 @@ template <class T>
 static int64_t draw_of_likeliest(const T* row, long size, float highest, const Filters& f, float least,
                                  const Noise& noise, bool* is_valid) {
     const float bound = bound_of_kth(row, size, f.top_k);
-    std::vector<Candidate> some = collect(row, size, highest, f.temperature, bound, least, LEAST, -LEAST);
+    std::vector<Candidate> some = collect(row, size, highest, f.temperature, bound, least, LOWEST, -LOWEST);
     Candidate *first = some.data(), *last = first + some.size();
-    least = LEAST;
+    least = LOWEST;
     if ((long)some.size() > f.top_k) {
         std::nth_element(first, first + f.top_k - 1, last, [](auto& a, auto& b) { return a.x > b.x; });
         least = first[f.top_k - 1].x;
@@ -227,12 +227,12 @@ template <class T>
 static int64_t draw(const T* row, long size, const Filters& f, const Noise& noise, bool* is_valid) {
     const bool has_k = f.top_k > 0 && f.top_k < size, has_p = f.top_p < 1.0f, has_min = f.min_p > 0.0f;
     if (f.temperature != 0.0f && !has_k && !has_p && !has_min)
-        return draw_from(row, size, f.temperature, LEAST, noise, is_valid);
+        return draw_from(row, size, f.temperature, LOWEST, noise, is_valid);
     const Highest highest = highest_of(row, size);
     *is_valid = highest.is_valid;
     if (!highest.is_valid) return 0;
     if (f.temperature == 0.0f) return first_place(row, size, highest.number);
-    float least = has_min ? highest.number / f.temperature + std::log(f.min_p) : LEAST;
+    float least = has_min ? highest.number / f.temperature + std::log(f.min_p) : LOWEST;
     if (has_k) return draw_of_likeliest(row, size, highest.number, f, least, noise, is_valid);
     if (has_p) least = std::max(least, least_of_nucleus(row, size, highest.number, f, least));
     return draw_from(row, size, f.temperature, least, noise, is_valid);

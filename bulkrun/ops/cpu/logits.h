@@ -10,13 +10,13 @@
 #include "vector.h"
 
 constexpr long FEW_LOGITS = 32768;  // numbers that one thread is through with before others would wake up
-constexpr float LEAST = -std::numeric_limits<float>::infinity();
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
 // Sixteen numbers of a row; behind its end there is nothing larger than any.
 template <class T>
 static f32x16 numbers(const T* row, long i, long size) {
     if (size - i >= LANES) return load(row + i);
-    return select(IOTA < (int32_t)(size - i), load(row + i, size - i), broadcast(LEAST));
+    return select(IOTA < (int32_t)(size - i), load(row + i, size - i), broadcast(LOWEST));
 }
 
 struct Highest {
@@ -29,7 +29,7 @@ static Highest highest_of(const T* row, long size) {
     constexpr int CHAINS = 4;  // maxima that do not wait for each other
     f32x16 most[CHAINS];
     i32x16 is_nan = {};
-    for (f32x16& one : most) one = broadcast(LEAST);
+    for (f32x16& one : most) one = broadcast(LOWEST);
     for (long first = 0; first < size; first += CHAINS * LANES) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < CHAINS; chain++) {
@@ -61,12 +61,12 @@ static float bound_of_kth(const T* row, long size, long k) {
     const long vectors = (size + LANES - 1) / LANES, chunks = std::min(vectors, 4 * k / LANES + 1);
     std::vector<float> maxima(chunks * LANES);
     for (long chunk = 0; chunk < chunks; chunk++) {
-        f32x16 most = broadcast(LEAST);
+        f32x16 most = broadcast(LOWEST);
         for (long v = vectors * chunk / chunks; v < vectors * (chunk + 1) / chunks; v++)
             most = larger(most, numbers(row, v * LANES, size));
         store(&maxima[chunk * LANES], most);
     }
-    if (k > (long)maxima.size()) return LEAST;
+    if (k > (long)maxima.size()) return LOWEST;
     std::nth_element(maxima.begin(), maxima.begin() + k - 1, maxima.end(), std::greater<float>());
     return maxima[k - 1];
 }

@@ -8,7 +8,7 @@ static void mask_row(float* row, const int32_t* words, long num_words, long size
     for (long i = 0; i < size; i += LANES) {
         const uint32_t word = i / 32 < num_words ? (uint32_t)words[i / 32] >> (i % 32) : 0;
         const i32x16 is_allowed = ((i32x16{} + (int32_t)word) >> IOTA & 1) == 1;
-        store(row + i, select(is_allowed, load(row + i, size - i), broadcast(LEAST)), size - i);
+        store(row + i, select(is_allowed, load(row + i, size - i), broadcast(LOWEST)), size - i);
     }
 }
 

@@ -21,7 +21,7 @@ from tests.ops.fp8_oracle import fake_quantized
 
 
 @pytest.mark.parametrize("name", PACKED)
-@pytest.mark.parametrize("piece", [1, 1700, 2**20])
+@pytest.mark.parametrize("piece", [pytest.param(1, marks=pytest.mark.slow), 1700, 2**20])
 def test_weights_are_the_numbers_that_they_stand_for_rounded_once(
     name: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

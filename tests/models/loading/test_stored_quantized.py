@@ -102,7 +102,7 @@ def test_blocks_and_the_other_type_are_quantized_anew_by_row(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("piece", [1, 1700, 2**22])
+@pytest.mark.parametrize("piece", [pytest.param(1, marks=pytest.mark.slow), 1700, 2**22])
 def test_dequantized_weights_are_rounded_once(
     name: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
