@@ -73,6 +73,16 @@ def test_a_compiler_writes_where_there_is_room_whatever_tmpdir_says(
     assert library.compiled_ops().reason.endswith("error: there is room")
 
 
+def test_a_compiler_may_know_nothing_of_headers_that_were_read_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *c++-header*) exit 1;; *-shared*) echo whole > ops.so;; esac\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert library._compile(tmp_path).read_text() == "whole\n"
+
+
 def test_of_what_a_compiler_says_the_error_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "old-compiler"
     said = "In file included from a.cpp:\\na.h: In instantiation of x:\\na.h:7:5: error: no AVX\\na.h:9: note: here\\n"
