@@ -94,7 +94,7 @@ def _load_decoder(
     model = _without_memory(config, dtype, has_head=has_head)
     scales: dict[str, AnyScale] = {**weights.read_scales(weights.scales)}
     can_quantize = form_projections(model, weights, scales, options)
-    hold_in_bfloat16(model, weights.tensors, scales.keys() | added.keys(), options)
+    hold_in_bfloat16(model, weights, scales.keys() | added.keys(), options)
     _take_memory(model, options.device, can_quantize=can_quantize)
     if files is None:
         fill_with_random_weights(model)

@@ -74,8 +74,11 @@ def set_step(stack: Any, meta: AttentionMetadata) -> None:
 
 
 def set_kept(stack: Any, kept: torch.Tensor | None, num_tokens: int) -> None:
-    """Which tokens go on after the last layer's attention: int64 [S], ascending; None: all."""
-    stack.kept, stack.num_kept = (None, num_tokens) if kept is None else (kept.data_ptr(), len(kept))
+    """Which tokens go on after the last layer's attention: int64 [S], ascending; None: all. Behind `set_step`."""
+    if kept is None:
+        stack.kept, stack.num_kept = None, num_tokens
+    else:  # of no tokens torch has no address, and without one all would attend in the last layer too, for nothing
+        stack.kept, stack.num_kept = kept.data_ptr() or stack.slots, len(kept)
 
 
 def padded(rows: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from tests.models.load import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits, tolerance_of
 from tests.models.tiny_adapters import save_adapter
 from tests.models.tiny_models import save_tiny_model
+from tests.models.tiny_quantized import save_tiny_quantized
 
 pytestmark = pytest.mark.skipif(not compiles_panels(torch.float32), reason="panels of float32 need a compiler and AVX2")
 
@@ -114,6 +115,17 @@ def test_random_weights_are_what_the_config_says(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     assert {product.weight.dtype for product in products(load(path, load_format="dummy"))} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["ct_channel", "block_bfloat16", "int8_channel"])
+def test_random_weights_are_float32_where_stored_ones_would_be_dequantized(name: str, tmp_path: Path) -> None:
+    path, _ = save_tiny_quantized(tmp_path, "llama_tied", name, dtype=torch.bfloat16, **WHOLE_PANELS)
+    stored, random = (
+        {name: (weight.dtype, weight.shape) for name, weight in load(path, load_format=load_format).named_parameters()}
+        for load_format in ("auto", "dummy")
+    )
+    assert stored == random, "else it would be measured in half the memory"
+    assert stored["embed_weight"][0] == torch.bfloat16 and stored["layers.0.mlp.down_proj.weight"][0] != torch.bfloat16
 
 
 def test_models_of_other_dtypes_are_left_alone(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import ctypes
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from bulkrun.ops.cpu import (
     encoder_stack,
@@ -19,6 +20,7 @@ from bulkrun.ops.cpu import (
     paged_attention,
     step_inputs,
 )
+from bulkrun.ops.cpu.stack_memory import set_kept
 from bulkrun.ops.cpu.structs import check_layout, struct_function
 
 pytestmark = pytest.mark.skipif(library.compiled_ops().library is None, reason="no compiled ops on this machine")
@@ -58,3 +60,11 @@ def test_a_mirror_that_differs_is_not_handed_over(fields: tuple[str, ...]) -> No
     mirror = type("_Matrix", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_void_p) for name in fields]})
     with pytest.raises(AssertionError, match=r"_Matrix: \(size, offset of"):
         struct_function("layer_stack_float32_float32", mirror)
+
+
+def test_no_token_that_goes_on_is_told_from_all_tokens() -> None:
+    stack = SimpleNamespace(slots=4096)
+    set_kept(stack, None, 7)
+    assert stack.kept is None and stack.num_kept == 7
+    set_kept(stack, torch.empty(0, dtype=torch.int64), 7)  # torch has no address of it
+    assert stack.kept and stack.num_kept == 0, "null stands for all: their attention would be computed for nothing"
