@@ -210,6 +210,8 @@ def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: 
         (["throughput", "--model", "bundled:tiny", "--set", "run.limit=3"], "takes the engine's keys only"),
         (["throughput", "--model", "bundled:tiny"], "1024 + 512 tokens are above max_model_len 1024"),
         (["throughput", "--shape", "llama-20m", "--set", "engine.adapter=x"], "random weights of load_format: dummy"),
+        (["batching", "--model", "bundled:tiny", "--set", "engine.batching=static"], "every policy is measured here"),
+        (["batching", "--model", "bundled:tiny", "--set", "engine.enable_prefix_caching=true"], "it is off here"),
         (["batching", "--model", "bundled:tiny", "--rate", "3"], "--rate goes with --arrival poisson"),
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),
         (["batching", "--model", "bundled:tiny", "--num-requests", "4"], "all fit into one batch"),
