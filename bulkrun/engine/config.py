@@ -203,5 +203,6 @@ def _too_small(where: str, longest: int, needed: int, block_bytes: int, draft: E
     keys = keys if draft.num_kept_states is None else f"engine.max_num_seqs or {keys}"
     return UsageError(
         f"{where} hold {longest} tokens, and one sequence of {needed} needs {num_blocks * block_bytes} bytes "
-        f"({num_blocks} blocks of {draft.block_size} tokens, one of them always empty); lower {keys} or give more memory"
+        f"({num_blocks} blocks of {draft.block_size} tokens, one of them always empty); "
+        f"lower {keys} or give more memory"
     )

@@ -58,7 +58,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to be measured. `tokenizer_of`: the directory of its tokenizer; None for a shape, which has none."""
+    """A model ready to be measured. `tokenizer_of`: its tokenizer's directory, None for a shape, which has none."""
 
     engine: LLMEngine
     config: ModelConfig
