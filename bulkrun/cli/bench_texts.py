@@ -19,7 +19,7 @@ _text_options = options(
         help="Default: classify for a model with a head for labels, else embed.",
     ),
     engine_options,
-    click.option("--max-model-len", type=click.IntRange(1), help="Maximum number of tokens of a text."),
+    click.option("--max-model-len", type=click.IntRange(2), help="Maximum number of tokens of a text."),
     click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of texts in a step."),
     override_option("embedding.pooling=mean"),
     click.option("--dataset", type=click.Path(path_type=Path), help="JSONL rows: prompt_token_ids or prompt."),

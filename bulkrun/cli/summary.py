@@ -32,7 +32,7 @@ def facts_of(found: RunStatus) -> dict[str, str]:
     if found.random_weights:
         facts["model"] = RANDOM_WEIGHTS
     if found.cut:
-        facts["cut"] = f"{counted(found.cut, 'output')} cut at max_tokens"
+        facts["cut"] = f"{counted(found.cut, 'output')} cut at max_tokens or the model's length"
     if found.duplicate_ids:
         facts["duplicate ids"] = f"{counted(found.duplicate_ids, 'row')} with the id of an earlier row"
     return facts
@@ -88,9 +88,10 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
         note(f"  {what}")
     if totals.cut:
         was = "was" if totals.cut == 1 else "were"
+        budget = "" if record.job["run"].get("max_tokens_per_row") is None else " or run.max_tokens_per_row"
         note(
-            f"  {counted(totals.cut, 'output')} {was} cut at max_tokens (finish_reason 'length'): raise "
-            "sampling.max_tokens"
+            f"  {counted(totals.cut, 'output')} {was} cut at max_tokens or the model's length (finish_reason "
+            f"'length'): raise sampling.max_tokens{budget}, or shorten prompts"
         )
     for code, rows_with in totals.errors.items():
         note(f"  {counted(rows_with, 'row')} failed with {code}: bulkrun errors {root}")

@@ -178,11 +178,8 @@ def _with_pool(
     num_blocks = pool_bytes // block_bytes
     longest = max(num_blocks - 1, 0) * draft.block_size
     if longest < needed:
-        where = explanation or f"engine.kv_cache_memory_bytes: {pool_bytes / _MIB:.1f} MiB"
-        keys = (
-            "engine.max_model_len" if draft.num_kept_states is None else "engine.max_num_seqs or engine.max_model_len"
-        )
-        raise _too_small(where, longest, needed, block_bytes / draft.block_size, keys)
+        where = explanation or f"engine.kv_cache_memory_bytes: {pool_bytes} bytes"
+        raise _too_small(where, longest, needed, block_bytes, draft)
     sized = replace(draft, max_model_len=min(draft.max_model_len, longest))
     useful_blocks = sized.max_num_seqs * sized.max_blocks_per_seq
     return replace(sized, num_blocks=min(num_blocks, 1 + useful_blocks))
@@ -200,8 +197,12 @@ def _beside_states(draft: EngineConfig, share_bytes: int, model_config: ModelCon
     )
 
 
-def _too_small(where: str, longest: int, needed: int, token_bytes: float, keys: str) -> UsageError:
+def _too_small(where: str, longest: int, needed: int, block_bytes: int, draft: EngineConfig) -> UsageError:
+    num_blocks = 1 + -(-needed // draft.block_size)
+    keys = "engine.block_size" if draft.is_pool_given and needed == MIN_MODEL_LEN else "engine.max_model_len"
+    keys = keys if draft.num_kept_states is None else f"engine.max_num_seqs or {keys}"
     return UsageError(
-        f"{where} hold {longest} tokens, and one sequence of {needed} needs {needed * token_bytes / _MIB:.1f} MiB; "
+        f"{where} hold {longest} tokens, and one sequence of {needed} needs {num_blocks * block_bytes} bytes "
+        f"({num_blocks} blocks of {draft.block_size} tokens, one of them always empty); "
         f"lower {keys} or give more memory"
     )

@@ -44,12 +44,27 @@ def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[Model
             torch.cuda.empty_cache()  # graphs, which have memory of their own, cannot use what a failed attempt leaves
         fewer = max(1 + config.max_blocks_per_seq, int(config.num_blocks * POOL_SHRINK))
         num_smaller += 1
+        if _bytes_of_rows(config) > config.num_blocks * _block_bytes(model.config, config):
+            raise _rows_do_not_fit(config, shortage)
         if config.is_pool_given or fewer >= config.num_blocks or num_smaller > MAX_IN_A_ROW:
             raise _pool_does_not_fit(model.config, config, shortage)
         logging.getLogger(__name__).warning(
             "out of memory; going on with %s (%s)", _as_pool(fewer * _block_bytes(model.config, config)), shortage
         )
         config = replace(config, num_blocks=fewer)
+
+
+def _bytes_of_rows(config: EngineConfig) -> int:
+    """Of the tokens and block tables of all sequences that may run at once."""
+    return config.max_num_seqs * (config.max_model_len + config.max_blocks_per_seq) * torch.int32.itemsize
+
+
+def _rows_do_not_fit(config: EngineConfig, shortage: str) -> UsageError:
+    return UsageError(
+        f"engine.max_num_seqs: tokens and block tables of {config.max_num_seqs} sequences of up to "
+        f"{config.max_model_len} tokens take {_bytes_of_rows(config) / _GIB:.2f} GiB, which do not fit ({shortage}); "
+        "lower it or engine.max_model_len"
+    )
 
 
 def _pool_does_not_fit(model_config: ModelConfig, config: EngineConfig, shortage: str) -> UsageError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from click.testing import CliRunner, Result
 
 import bulkrun
 from bulkrun.cli import main
+from bulkrun.launch.bench.engine import ModelChoice, load_for_bench
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.ops.cpu.library import compiled_ops
-from tests.models.tiny_models import save_tiny_model
+from tests.models.tiny_adapters import save_adapter
+from tests.models.tiny_models import make_tiny_model, save_tiny_model
 
 SMALL = ("--device", "cpu", "--dtype", "float32")
 
@@ -88,6 +92,19 @@ def test_text_prompts_are_encoded_by_the_models_tokenizer(tmp_path: Path) -> Non
     dataset.write_text('{"prompt": "Once upon a time there was a cat", "max_tokens": 2}\n')
     facts = facts_of("throughput", "--model", "bundled:tiny", "--dataset", str(dataset))
     assert 1 <= facts["input_tokens"] < 30 and facts["output_tokens"] == 2
+
+
+def test_a_model_is_measured_with_its_adapter(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model", "qwen3")  # without a tokenizer: the adapter's counts
+    save_adapter(tmp_path / "adapter", make_tiny_model("qwen3"), target_modules=["q_proj"])
+    shutil.copy(BUNDLED_ROOT / "tiny" / "tokenizer.json", tmp_path / "adapter")
+    lengths = ("--input-len", "9", "--output-len", "2", "--num-requests", "2")
+    adapter = ("--set", f"engine.adapter={tmp_path / 'adapter'}")
+    assert facts_of("throughput", "--model", str(model), *adapter, *lengths)["output_tokens"] == 4
+    choice = ModelChoice(str(model), None, {"adapter": str(tmp_path / "adapter"), "device": "cpu"})
+    assert load_for_bench(choice).tokenizer_of == tmp_path / "adapter"
+    missing = bench("throughput", "--model", str(model), "--set", "engine.adapter=./nowhere", *lengths)
+    assert missing.exit_code == 1 and "engine.adapter: no such directory" in missing.stderr
 
 
 def test_throughput_of_a_shape_needs_no_weights_and_has_the_names_of_the_vllm_script() -> None:
@@ -192,6 +209,9 @@ def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: 
         (["throughput", "--model", "bundled:tiny", "--set", "engine.max_num_sqs=3"], "did you mean max_num_seqs"),
         (["throughput", "--model", "bundled:tiny", "--set", "run.limit=3"], "takes the engine's keys only"),
         (["throughput", "--model", "bundled:tiny"], "1024 + 512 tokens are above max_model_len 1024"),
+        (["throughput", "--shape", "llama-20m", "--set", "engine.adapter=x"], "random weights of load_format: dummy"),
+        (["batching", "--model", "bundled:tiny", "--set", "engine.batching=static"], "every policy is measured here"),
+        (["batching", "--model", "bundled:tiny", "--set", "engine.enable_prefix_caching=true"], "it is off here"),
         (["batching", "--model", "bundled:tiny", "--rate", "3"], "--rate goes with --arrival poisson"),
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),
         (["batching", "--model", "bundled:tiny", "--num-requests", "4"], "all fit into one batch"),

@@ -92,6 +92,11 @@ def test_without_json_it_is_one_fact_a_line(encoder: str) -> None:
             "is for labels, and this job makes vectors",
         ),
         (["--model", "bundled:tiny", *MEAN, "--set", "embedding.prompt=x"], "give texts with --dataset"),
+        (
+            ["--model", "bundled:tiny", *MEAN, "--max-num-seqs", "4", "--max-num-batched-tokens", "2"],
+            "error: engine.max_num_batched_tokens: 2 is below max_num_seqs, 4",
+        ),
+        (["--model", "bundled:tiny", *MEAN, "--max-model-len", "1"], "not in the range x>=2"),
         (["--model", "bundled:tiny", "--input-len", "x"], "--input-len 'x': not a length"),
         (["--model", "bundled:tiny", "--dataset", "d", "--input-len", "3"], "leave out --input-len"),
         (["--model", "no/where/at/all"], "no such directory"),

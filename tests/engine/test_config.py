@@ -91,9 +91,10 @@ def test_memory_bounds_the_pool_and_then_the_length(model_config: ModelConfig) -
         ({"max_num_seqs": 0}, r"engine\.max_num_seqs: 0 is below 1"),
         (
             {"kv_cache_memory_bytes": 2**17, "max_model_len": 512},
-            r"0\.1 MiB hold \d+ tokens, and one sequence of 512 needs 0\.\d MiB; lower engine\.max_model_len",
+            r"bytes: 131072 bytes hold \d+ tokens, and one sequence of 512 needs \d+ bytes \(33 blocks of 16 .*lower "
+            r"engine\.max_model_len",
         ),
-        ({"kv_cache_memory_bytes": 1}, r"one sequence of 2 needs"),
+        ({"kv_cache_memory_bytes": 1}, r"one sequence of 2 needs \d+ bytes \(2 blocks .*lower engine\.block_size"),
     ],
 )
 def test_impossible_settings_name_key_numbers_and_fix(
@@ -102,6 +103,17 @@ def test_impossible_settings_name_key_numbers_and_fix(
     with pytest.raises(UsageError) as caught:
         _resolve(model_config, **given)
     assert re.search(message, str(caught.value))
+
+
+@pytest.mark.parametrize("given", [{"max_model_len": 512}, {"max_model_len": 100, "block_size": 1024}, {}])
+def test_a_pool_of_the_bytes_that_a_refusal_names_is_enough(model_config: ModelConfig, given: dict[str, int]) -> None:
+    with pytest.raises(UsageError) as caught:
+        _resolve(model_config, kv_cache_memory_bytes=1, **given)
+    needed = re.search(r"needs (\d+) bytes", str(caught.value))
+    assert needed is not None
+    _resolve(model_config, kv_cache_memory_bytes=int(needed[1]), **given)
+    with pytest.raises(UsageError):
+        _resolve(model_config, kv_cache_memory_bytes=int(needed[1]) - 1, **given)
 
 
 def test_one_of_two_batch_sizes_pulls_the_other_along(model_config: ModelConfig) -> None:

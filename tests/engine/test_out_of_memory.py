@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.memory_errors import is_out_of_memory
 from bulkrun.engine.out_of_memory import MAX_IN_A_ROW
+from bulkrun.engine.step import sequence_rows
 from bulkrun.engine.step.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.step.staging import HostStaging
 from bulkrun.errors import ModelError, UsageError
@@ -174,6 +175,17 @@ def test_a_pool_that_does_not_fit_at_the_start_is_refused_with_its_size(
     sizes = r"0\.01 GiB beside 1008 rows of states of \d\.\d\d GiB"
     with pytest.raises(UsageError, match=rf"{sizes} does not fit \(CUDA.*lower engine\.max_num_seqs, 1000 now, or it"):
         make_engine("qwen3_5", max_num_seqs=1000)
+
+
+def test_rows_that_do_not_fit_are_not_put_down_to_the_pool(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **keys: Any) -> torch.Tensor:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(sequence_rows, "untouched_zeros", full)
+    with pytest.raises(UsageError, match=r"engine\.max_num_seqs: .* of 1000000 .*Cannot allocate.*lower it or engine"):
+        make_engine(max_num_seqs=1_000_000)
 
 
 def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(

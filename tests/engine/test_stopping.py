@@ -130,7 +130,12 @@ def test_max_model_len_ends_with_length(make_engine: EngineFactory, free: list[i
     ("prompt", "changes", "code", "words"),
     [
         ([], {}, "empty_prompt", "no tokens"),
-        ([5] * 64, {}, "too_long", "64 tokens .* 64 .* 63"),
+        (
+            [5] * 64,
+            {},
+            "too_long",
+            "64 tokens .* 64 .* 63 .*kv_cache_memory_bytes, or .*run.on_too_long with engine.max_model_len: 64",
+        ),
         ([5, VOCAB_SIZE], {}, "bad_input", f"{VOCAB_SIZE}; .* 0 to {VOCAB_SIZE - 1}"),
         ([5, -1], {}, "bad_input", "-1"),
         ([5], {"stop": ("x",)}, "bad_input", "tokenizer"),

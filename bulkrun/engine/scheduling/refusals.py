@@ -28,8 +28,10 @@ def refusal(
     if len(prompt) >= max_model_len:
         return RowError(
             "too_long",
-            f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output; "
-            f"shorten it to {max_model_len - 1} tokens, raise engine.max_model_len or set run.on_too_long",
+            f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output, by "
+            f"engine.max_model_len or the memory for its KV cache; shorten it to {max_model_len - 1} tokens, raise "
+            "engine.max_model_len or engine.kv_cache_memory_bytes, or have it cut: run.on_too_long with "
+            f"engine.max_model_len: {max_model_len}",
         )
     given = _token_ids(request) | ({} if knows_sampling else _token_ids_of(sampling))
     if (unknown := _unknown_token(given, vocab_size)) is not None:

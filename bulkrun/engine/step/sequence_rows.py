@@ -17,6 +17,7 @@ from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.staging import HostStaging
+from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.ops import StepBuffers
 from bulkrun.request import SamplingParams
 
@@ -29,9 +30,8 @@ class SequenceRows:
         self.device = device
         self.block_size = config.block_size
         self.staging = HostStaging(device)
-        self.token_ids_RL = torch.zeros(rows, config.max_model_len, dtype=torch.int32, device=device)
-        shape = (rows, config.max_blocks_per_seq)
-        self.block_tables_RM = torch.full(shape, NULL_BLOCK, dtype=torch.int32, device=device)
+        self.token_ids_RL = _zeros((rows, config.max_model_len), device)
+        self.block_tables_RM = _zeros((rows, config.max_blocks_per_seq), device)  # zero is the null block
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = torch.zeros(
             6, rows, device=device
         )
@@ -122,3 +122,10 @@ def ragged(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor
     owner = torch.repeat_interleave(owner, counts, output_size=total)
     first = counts.cumsum(0) - counts
     return owner, torch.arange(total, device=device) - first[owner]
+
+
+def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """On a CPU rows that no sequence ever had take no memory: there may be many, and each is as long as the longest."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+    return untouched_zeros(shape, torch.int32, huge_pages=False)

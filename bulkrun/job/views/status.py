@@ -85,7 +85,7 @@ class RunStatus:
     next_command: str
     totals: RunTotals | None
     update: RunStatus | None = None  # of the retry or incremental night under way
-    cut: int = 0  # output rows that ended at max_tokens
+    cut: int = 0  # output rows that ended at the most tokens they could have
     duplicate_ids: int = 0
     random_weights: bool = False
     task: Task = "generate"

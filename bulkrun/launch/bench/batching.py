@@ -76,7 +76,16 @@ def bench_batching(choice: ModelChoice, asked: BatchingAsked) -> dict[str, Any]:
 
 
 def _without_sharing(choice: ModelChoice) -> ModelChoice:
-    """The prompts have nothing in common; what an earlier policy computed must not serve a later one."""
+    """The prompts have nothing in common; what an earlier policy computed must not serve a later one.
+
+    Raises UsageError for settings that would count for nothing.
+    """
+    if "batching" in choice.settings:
+        raise UsageError("engine.batching: every policy is measured here; leave it out")
+    if choice.settings.get("enable_prefix_caching"):
+        raise UsageError(
+            "engine.enable_prefix_caching: it is off here, as every policy gets the same prompts; leave it out"
+        )
     return ModelChoice(choice.model, choice.shape, {**choice.settings, "enable_prefix_caching": False})
 
 

@@ -15,10 +15,11 @@ import bulkrun
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
+from bulkrun.launch.preparation.adapter import tokenizer_dir
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.embedding_config import EmbeddingConfig
-from bulkrun.models.config.find_model import resolve_model
+from bulkrun.models.config.find_model import resolve_adapter, resolve_model
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.scratch import Scratch
 from bulkrun.settings import EngineArgs
@@ -46,7 +47,8 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
             raise UsageError("give either --model (a directory, a hub id or bundled:tiny) or --shape")
-        job_of({**_ANY_JOB, "engine": self.settings})  # report impossible settings before a model is loaded
+        own = {"load_format": "dummy"} if self.shape is not None else {}
+        job_of({**_ANY_JOB, "engine": {**self.settings, **own}})  # report impossible settings before a model is loaded
 
     @property
     def facts(self) -> dict[str, str]:
@@ -56,11 +58,11 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to be measured. `model_dir` is None for a shape, which has no tokenizer."""
+    """A model ready to be measured. `tokenizer_of`: its tokenizer's directory, None for a shape, which has none."""
 
     engine: LLMEngine
     config: ModelConfig
-    model_dir: Path | None
+    tokenizer_of: Path | None
     load_s: float
     args: EngineArgs
 
@@ -140,7 +142,8 @@ def load_for_bench(choice: ModelChoice, check: Callable[[ModelConfig], object] |
         start = time.perf_counter()
         engine = LLMEngine.from_model_dir(model_dir, **asdict(args))
         load_s = time.perf_counter() - start
-    return LoadedModel(engine, config, model_dir if choice.model is not None else None, load_s, args)
+    tokenizer_of = tokenizer_dir(model_dir, args.adapter) if choice.model is not None else None
+    return LoadedModel(engine, config, tokenizer_of, load_s, args)
 
 
 def _config_of(model_dir: Path) -> ModelConfig:
@@ -159,6 +162,8 @@ def _config_of(model_dir: Path) -> ModelConfig:
 def _asked_for(choice: ModelChoice, scratch: ExitStack) -> tuple[Path, EngineArgs]:
     """The model's directory, that of a shape in `scratch`, and the engine's settings, a shape's own included."""
     settings = {name: value for name, value in choice.settings.items() if value is not None}
+    if "adapter" in settings:
+        settings["adapter"] = resolve_adapter(settings["adapter"])
     if choice.model is not None:
         return resolve_model(choice.model, bundled_root=BUNDLED_ROOT), EngineArgs(**settings)
     assert choice.shape is not None, "a choice is one of the two"

@@ -52,7 +52,7 @@ class Asked:
         """
         vocab_size = loaded.config.vocab_size
         if self.dataset is not None:
-            work = read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.model_dir))
+            work = read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.tokenizer_of))
             return [Work([(token + seed) % vocab_size for token in tokens], count) for tokens, count in work]
         input_len, output_len = self._lengths()
         check_length(input_len.high + (self.shared_prefix or 0), output_len.high, loaded.engine.max_model_len)
@@ -104,13 +104,13 @@ def throughput_facts(choice: ModelChoice, asked: Asked, loaded: LoadedModel, mea
     }
 
 
-def _encoder(model_dir: Path | None) -> Any:
-    if model_dir is None:
+def _encoder(tokenizer_of: Path | None) -> Any:
+    if tokenizer_of is None:
         return None
 
     def encode(texts: list[str]) -> list[list[int]]:  # only where there are texts: token ids need no tokenizer
         from bulkrun.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_dir(model_dir).encode_batch(texts, add_special_tokens=True)
+        return Tokenizer.from_dir(tokenizer_of).encode_batch(texts, add_special_tokens=True)
 
     return encode

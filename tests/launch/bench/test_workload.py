@@ -140,7 +140,7 @@ def test_lengths_are_refused_before_a_model_is_loaded() -> None:
 def test_a_dataset_of_ids_needs_no_tokenizer_and_has_other_ids_with_another_seed(tmp_path: Path) -> None:
     rows = [{"prompt_token_ids": [5, 6, 7, 6], "max_tokens": 2}, {"prompt_token_ids": [5, 6, 98], "max_tokens": 1}]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    loaded = SimpleNamespace(config=SimpleNamespace(vocab_size=100), model_dir=tmp_path)
+    loaded = SimpleNamespace(config=SimpleNamespace(vocab_size=100), tokenizer_of=tmp_path)
     asked = Asked(dataset=tmp_path / "d.jsonl")
     assert asked.work(loaded) == [Work([5, 6, 7, 6], 2), Work([5, 6, 98], 1)]
     assert asked.work(loaded, seed=3) == [Work([8, 9, 10, 9], 2), Work([8, 9, 1], 1)]

@@ -362,7 +362,16 @@ def test_outputs_that_were_cut_are_counted(folder: Path) -> None:
     result = submit("sampling.max_tokens=1", "sampling.ignore_eos=true")
     assert "6 outputs were cut at max_tokens" in result.stderr
     assert json.loads((folder / "out/_SUCCESS").read_text())["cut"] == 6
+    assert "raise sampling.max_tokens, or shorten prompts" in result.stderr
     assert "6 outputs cut at max_tokens" in CliRunner().invoke(main, ["status", "out"]).stdout
+
+
+def test_outputs_that_the_models_length_cuts_are_not_put_down_to_max_tokens_alone(folder: Path) -> None:
+    keys = ("engine.max_model_len=60", "run.on_too_long=truncate_right", "sampling.ignore_eos=true")
+    result = submit(*keys, "sampling.max_tokens=1000", "run.max_tokens_per_row=59")
+    assert "cut at max_tokens or the model's length (finish_reason 'length')" in result.stderr
+    assert "raise sampling.max_tokens or run.max_tokens_per_row, or shorten prompts" in result.stderr
+    assert "cut at max_tokens or the model's length" in CliRunner().invoke(main, ["status", "out"]).stdout
 
 
 def test_a_template_that_uses_no_column_is_refused(folder: Path) -> None:
