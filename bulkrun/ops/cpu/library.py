@@ -175,8 +175,10 @@ def _read_once(compiler: list[str], folder: Path) -> tuple[str, ...]:
     has to read."""
     header = folder / "common.h"
     header.write_text(f'#include "{_SOURCES / "vector.h"}"\n', encoding="utf-8")
-    with suppress(_NoCompiler):  # then each source reads the header itself
+    try:
         _run([*compiler, *_FLAGS, "-x", "c++-header", "-o", f"{header}.gch", str(header)], folder)
+    except _NoCompiler:  # of such headers; each source reads it itself
+        return ()
     return ("-include", str(header))
 
 
