@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = "1"  # each of the processes has a core; tests of several threads say how many
 
-# Hundreds of tests start bulkrun, in three processes each, which would compile all its modules again and again.
+# Many tests start bulkrun, whose processes would each compile all its modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
