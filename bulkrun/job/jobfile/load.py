@@ -35,8 +35,8 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def override_job(values: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
-    """A recorded job (`JobSpec.model_dump(mode="json")`) with `--set` values put in. Raises JobFileError."""
-    job = _Job("the recorded job", Document(deepcopy(dict(values)), {(): (1, 1)}))
+    """A recorded job (`JobSpec.model_dump(mode="json")`) with `--set` values put in. Raises JobFileError, by key."""
+    job = _Job(None, Document(deepcopy(dict(values)), {(): (1, 1)}))
     for override in overrides:
         job.override(override)
     return job.validated()
@@ -84,7 +84,7 @@ def _read(path: Path) -> str:
 class _Job:
     """The values of a job on their way to a spec, with what is known of their places and problems."""
 
-    name: str
+    file: str | None
     document: Document
     overridden: list[strict_yaml.Path] = field(default_factory=list)
     set_problems: list[str] = field(default_factory=list)
@@ -132,12 +132,12 @@ class _Job:
         elif values is not UNUSABLE:
             what = "empty" if values is None else f"{shown(values)}, not keys and values"
             start = "`bulkrun init INPUT --out FILE` writes one to start from, `bulkrun schema` describes the keys"
-            problems.append((1, 1, f"{self.name}:1:1: the job file is {what}; {start}"))
+            problems.append((1, 1, f"{self._place(1, 1)}the job file is {what}; {start}"))
         raise JobFileError([text for _, _, text in sorted(problems)] + self.set_problems)
 
     def _yaml_problems(self) -> list[tuple[int, int, str]]:
         return [
-            (line, column, f"{self.name}:{line}:{column}: {f'{key}: ' if key else ''}{what}")
+            (line, column, f"{self._place(line, column)}{f'{key}: ' if key else ''}{what}")
             for line, column, key, what in self.document.problems
         ]
 
@@ -155,7 +155,10 @@ class _Job:
             return 2**31, 0, f"--set {key}{problem.what}{self.hints.get(problem.path, '')}"
         known = (problem.path[:length] for length in range(len(problem.path), -1, -1))
         line, column = next(self.document.marks[path] for path in known if path in self.document.marks)
-        return line, column, f"{self.name}:{line}:{column}: {key}{problem.what}"
+        return line, column, f"{self._place(line, column)}{key}{problem.what}"
+
+    def _place(self, line: int, column: int) -> str:
+        return "" if self.file is None else f"{self.file}:{line}:{column}: "
 
     def _is_overridden(self, place: strict_yaml.Path) -> bool:
         """Whether what stands there came from `--set`: given whole or from above, or a section made for a key below."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bulkrun.errors import UsageError
-from bulkrun.job.jobfile.load import job_of, override_job
+from bulkrun.job.jobfile.load import override_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.bench.engine import machine_facts, name_of
 from bulkrun.launch.bench.workload import Lengths, check_dataset, random_work, read_dataset
@@ -56,10 +56,8 @@ class TextModelChoice:
         """The job that would load it so. Raises JobFileError for settings that no job file could have."""
         task = self.task or task_of_texts(resolve_model(self.model, bundled_root=BUNDLED_ROOT, task="embed"))
         places = {"input": {"path": "-"}, "output": {"path": "-"}}
-        job = {"name": "bench", "model": self.model, "task": task, **places}
-        keyed = override_job(job, self.overrides)
-        sections = {name: getattr(keyed, name).model_dump(exclude_unset=True) for name in _SECTIONS}
-        return job_of({**job, **sections, "engine": self.engine | sections["engine"]})
+        return override_job({"name": "bench", "model": self.model, "task": task, **places, "engine": self.engine},
+                            self.overrides)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

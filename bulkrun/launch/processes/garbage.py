@@ -6,8 +6,8 @@ loaded is set aside, and the rest is rarely looked at (figures: tests/benchmarks
 are all ours, such as a worker: an application that uses `bulkrun.LLM` may drop what it has built before, and what is
 set aside is never freed; how often to collect is its choice too.
 
-Until then nothing is collected: what is imported and loaded stays, and to look at it again and again as it grows is
-half a second of a worker's first four.
+Until then nothing is collected: what is imported and loaded stays, and to look at it again and again as it grows is a
+tenth of a worker's start.
 """
 
 from __future__ import annotations

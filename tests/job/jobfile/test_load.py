@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.load import job_of, job_schema, load_job
+from bulkrun.job.jobfile.load import job_of, job_schema, load_job, override_job
 from bulkrun.job.jobfile.spec import JobSpec
 
 GOOD = """\
@@ -299,6 +299,13 @@ def test_the_last_of_two_overrides_wins_and_a_whole_section_can_be_set(folder: P
 )
 def test_a_wrong_override_says_set_and_the_key(folder: Path, override: str, problem: str) -> None:
     assert any(line.startswith(problem) for line in problems(GOOD, override))
+
+
+def test_a_key_that_an_override_makes_wrong_is_told_without_a_line_where_there_is_no_file(folder: Path) -> None:
+    recorded = load(GOOD, "sampling.min_tokens=5").model_dump(mode="json")
+    with pytest.raises(JobFileError) as caught:
+        override_job(recorded, ["sampling.max_tokens=4"])
+    assert caught.value.problems == ["sampling.min_tokens: 5 is not between 0 and max_tokens"]
 
 
 def test_text_and_numbers_of_an_override_are_read_as_strictly(folder: Path) -> None:

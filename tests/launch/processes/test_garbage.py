@@ -10,7 +10,7 @@ from tests.models.tiny_models import save_tiny_model
 
 _SCRIPT = """
 import gc, weakref
-from bulkrun.launch.processes.garbage import release_garbage, freeze_heap
+from bulkrun.launch.processes.garbage import freeze_heap, release_garbage, spare_heap
 
 class Node:
     def __init__(self):
@@ -19,11 +19,20 @@ class Node:
 full = []
 gc.callbacks.append(lambda phase, info: full.append(phase) if phase == "start" and info["generation"] == 2 else None)
 
+def collections():
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+assert collections() and gc.isenabled()
+spare_heap()
+before = collections()
+loaded = [[] for _ in range(100_000)]
+assert collections() == before, "what is being loaded was looked at"
+
 kept = [Node() for _ in range(1000)]
 engine = Node()  # the first engine, set aside with everything else
 gone = weakref.ref(engine)
 freeze_heap()
-assert gc.get_freeze_count() > 1000
+assert gc.get_freeze_count() > 1000 and gc.isenabled()
 del full[:]
 
 del engine

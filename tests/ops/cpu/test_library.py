@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,19 @@ def _compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(library, "_compile", lambda folder: Path(shutil.copyfile(compiled, folder / "ops.so")))
 
 
+@pytest.fixture
+def take_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has what a shell script does done in the place of compiling."""
+
+    def take(script: str) -> None:
+        compiler = tmp_path / "compiler"
+        compiler.write_text(f"#!/bin/sh\n{script}")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+
+    return take
+
+
 def test_the_user_can_have_the_references(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BULKRUN_CPU_OPS", "reference")
     assert library.compiled_ops() == (None, "BULKRUN_CPU_OPS=reference")
@@ -53,42 +66,30 @@ def test_without_a_compiler_the_log_says_once_what_runs_instead(
     ]
 
 
-def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "old-compiler"
-    compiler.write_text("#!/bin/sh\necho 'error: unrecognized argument' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+def test_a_compiler_that_fails_is_a_reason(take_compiler: Callable[[str], None]) -> None:
+    take_compiler("echo 'error: unrecognized argument' >&2\nexit 1\n")
     found = library.compiled_ops()
     assert found.library is None and "unrecognized argument" in found.reason
 
 
 def test_a_compiler_writes_where_there_is_room_whatever_tmpdir_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    take_compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\n[ "$TMPDIR" -ef . ] && echo "error: there is room" >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    take_compiler('[ "$TMPDIR" -ef . ] && echo "error: there is room" >&2\nexit 1\n')
     monkeypatch.setenv("TMPDIR", "/dev/full")
     assert library.compiled_ops().reason.endswith("error: there is room")
 
 
 def test_a_compiler_may_know_nothing_of_headers_that_were_read_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    take_compiler: Callable[[str], None], tmp_path: Path
 ) -> None:
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\ncase "$*" in *c++-header*) exit 1;; *-shared*) echo whole > ops.so;; esac\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    take_compiler('case "$*" in *c++-header* | *-include*) exit 1;; *-shared*) echo whole > ops.so;; esac\n')
     assert library._compile(tmp_path).read_text() == "whole\n"
 
 
-def test_of_what_a_compiler_says_the_error_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "old-compiler"
+def test_of_what_a_compiler_says_the_error_is_shown(take_compiler: Callable[[str], None]) -> None:
     said = "In file included from a.cpp:\\na.h: In instantiation of x:\\na.h:7:5: error: no AVX\\na.h:9: note: here\\n"
-    compiler.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    take_compiler(f"printf '{said}' >&2\nexit 1\n")
     assert library.compiled_ops().reason == "a.h:7:5: error: no AVX"
 
 
