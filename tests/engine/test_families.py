@@ -16,6 +16,8 @@ NAMES = [
     "gemma2",
     "gemma3_rope_linear",
     "phi3_longrope",
+    "ministral3",
+    "glm4",
     "olmo2",
     "smollm3_sliding",
     "granite",

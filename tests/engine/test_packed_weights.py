@@ -29,9 +29,10 @@ def test_tokens_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "variant"),
     [("gptq", "qwen3_moe"), ("awq", "mixtral"), ("ct_zeros", "qwen3_moe"), ("gptq", "qwen3_5"), ("awq", "qwen3_next"),
-     ("gptq", "lfm2"), ("ct_zeros", "granite_h"), ("awq", "nemotron_h"), ("gptq", "nemotron_h_moe")],
+     ("gptq", "lfm2"), ("ct_zeros", "granite_h"), ("awq", "nemotron_h"), ("gptq", "nemotron_h_moe"),
+     ("gptq", "ernie4_5_biases"), ("ct_group", "ernie4_5_moe")],
 )  # fmt: skip
-def test_experts_and_layers_with_a_state_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
+def test_experts_states_and_rows_in_another_order_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
     stored, plain = save_tiny_packed(tmp_path, variant, name)
     assert tokens(stored) == of_transformers(reference(plain))
 

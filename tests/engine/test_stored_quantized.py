@@ -80,9 +80,11 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
         ("ct_channel", "lfm2_moe"),
         ("int8_channel", "granite_h"),
         ("ct_channel", "nemotron_h_moe"),
+        ("ct_channel", "glm4"),
+        ("block", "glm4_moe"),
     ],
 )
-def test_experts_and_layers_with_a_state_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
+def test_experts_states_and_rows_in_another_order_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
     stored, plain = save_tiny_quantized(tmp_path, variant, name)
     assert tokens(stored) == of_transformers(reference(plain))
 

@@ -36,7 +36,7 @@ _DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 _SPARSE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 _IN_GROUPS = {"n_group": 3, "topk_group": 2}
 # queries grow beyond the original context
-_GROWING = {
+GROWING = {
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
@@ -66,17 +66,11 @@ _GEMMA4 = {
 # the rest of the architectures that the general path is tried with: less often, for time's sake
 GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusForCausalLM", {}),
-    "arcee": ("ArceeForCausalLM", {}),
     "biogpt": ("BioGptForCausalLM", NO_GQA),
     "deepseek_v2": ("DeepseekV2ForCausalLM", _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", _LATENT | _GROUPED),
-    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
-    "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", NO_GQA),
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", NO_GQA | {"multi_query": False}),
-    "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
-    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
-    "glm4_moe": ("Glm4MoeForCausalLM", _GROUPED | {"head_dim": 16}),
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
@@ -96,7 +90,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
-    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
     "youtu": ("YoutuForCausalLM", _LATENT),
     # of 2025 and 2026
     "afmoe": (
@@ -112,10 +105,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cwm": ("CwmForCausalLM", _MIXED),
     "dots1": ("Dots1ForCausalLM", _GROUPED | _MIXED | {"n_shared_experts": 1}),
-    "ernie4_5_moe": (
-        "Ernie4_5_MoeForCausalLM",
-        {"moe_intermediate_size": 24, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 1},
-    ),
     "exaone_moe": ("ExaoneMoeForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
     "flex_olmo": ("FlexOlmoForCausalLM", {"pad_token_id": 0, "num_experts": 5, "num_experts_per_tok": 2}),
     "flint": ("FlintForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
@@ -203,8 +192,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "minimax_m2": ("MiniMaxM2ForCausalLM", {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2}),
-    "ministral3": ("Ministral3ForCausalLM", _GROWING | {"head_dim": 16, "sliding_window": None}),
-    "mistral4": ("Mistral4ForCausalLM", _LATENT | _GROUPED | _GROWING | {"qk_nope_head_dim": 8}),
+    "mistral4": ("Mistral4ForCausalLM", _LATENT | _GROUPED | GROWING | {"qk_nope_head_dim": 8}),
     "modernbert_decoder": (
         "ModernBertDecoderForCausalLM",
         NO_GQA | {"pad_token_id": 0, "local_attention": 18, "global_attn_every_n_layers": 2},

@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.models.tiny_general import GENERAL_VARIANTS, MULTIPLIERS, NO_GQA
+from tests.models.tiny_general import GENERAL_VARIANTS, GROWING, MULTIPLIERS, NO_GQA
 
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
@@ -58,6 +58,15 @@ _EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 _GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 11, "swiglu_limit": 2.0}
 
 
+_GLM_MOE = {
+    **_EXPERTS,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+
 # three layers with a state to one of attention; twice as many value heads as key heads
 DELTA_NET = {
     "head_dim": 16,
@@ -92,6 +101,15 @@ GRANITE_H = {
     **MULTIPLIERS,
 }
 
+BAMBA = {
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 2,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+}
+
 NEMOTRON_H = {
     "layers_block_type": ["mamba", "mlp", "mamba", "attention", "mlp"],
     "num_hidden_layers": None,
@@ -121,6 +139,35 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_rope_yarn": ("LlamaForCausalLM", {"rope_scaling": _ROPE_YARN}),
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral_sliding": ("MistralForCausalLM", {"sliding_window": 13}),
+    "ministral3": ("Ministral3ForCausalLM", GROWING | {"head_dim": 16, "sliding_window": None}),
+    "arcee": ("ArceeForCausalLM", {}),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
+    "ernie4_5_biases": ("Ernie4_5ForCausalLM", {"head_dim": 16, "use_bias": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {"moe_intermediate_size": 24, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 1},
+    ),
+    "ernie4_5_moe_between": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "num_hidden_layers": 6,
+            "moe_layer_start_index": 2,
+            "moe_layer_end_index": 4,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4_moe": ("Glm4MoeForCausalLM", _GLM_MOE),
+    "glm4_moe_qk_norm": ("Glm4MoeForCausalLM", _GLM_MOE | {"use_qk_norm": True, "attention_bias": True}),
+    "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
+    "exaone4_full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2_sliding": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
@@ -191,6 +238,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32, "mamba_proj_bias": True}
         | {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_conv_bias": False},
     ),
+    "bamba": ("BambaForCausalLM", BAMBA),
     "granite_4": ("GraniteMoeHybridForCausalLM", GRANITE_H | {"layer_types": ["attention"] * 4}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss": ("GptOssForCausalLM", _GPT_OSS),
@@ -240,7 +288,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmForCausalLM", {}),
     "cohere": ("CohereForCausalLM", {"pad_token_id": 0}),
     "cohere2": ("Cohere2ForCausalLM", {"pad_token_id": 0, "head_dim": 8, "sliding_window": 9}),
-    "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
 

@@ -58,7 +58,11 @@ TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "llava": ("LlavaForConditionalGeneration", {"model_type": "llama"}, _CLIP),
     "llava_next": ("LlavaNextForConditionalGeneration", {"model_type": "mistral"}, _CLIP),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", {"model_type": "qwen2"}, _SIGLIP),
-    "ministral3": ("Mistral3ForConditionalGeneration", _general("ministral3", "ministral3"), _PIXTRAL),
+    "ministral3": (
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "ministral3", **VARIANTS["ministral3"][1]},
+        _PIXTRAL,
+    ),
     "mistral4": ("Mistral3ForConditionalGeneration", _general("mistral4", "mistral4"), _PIXTRAL),
     "qwen2_vl": (
         "Qwen2VLForConditionalGeneration",

@@ -1,19 +1,33 @@
 """The table of decoder families: one row per architecture, everything else about a family is a flag. Torch-free.
 
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
-meaning for it, whatever the file says. Those of which some layers keep a state stand in `hybrid_families`.
+meaning for it, whatever the file says. Mixtures of experts stand in `expert_families`, those of which some layers keep
+a state in `hybrid_families`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from bulkrun.models.config.expert_families import MIXTURES
 from bulkrun.models.config.family import GRANITE_KEYS, Family
+from bulkrun.models.config.family_files import of_ernie, of_exaone, of_ministral
 from bulkrun.models.config.hybrid_families import HYBRIDS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
 _MISTRAL = _WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
+_MINISTRAL_ROPE = {  # where the file says nothing
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _QWEN = _WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
 _QWEN |= {"use_sliding_window": False, "max_window_layers": 28}
 _GEMMA: dict[str, Any] = {
@@ -26,204 +40,225 @@ _GEMMA: dict[str, Any] = {
     "use_bidirectional_attention": False,
     **_WINDOW,
 }
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(
-        "llama",
-        "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
-        "RoPE: default, linear, llama3, yarn, dynamic",
-        _BIASES,
-    ),
-    "MistralForCausalLM": Family(
-        "mistral", "Mistral; the text part of Mistral Small 3.1, 3.2, Magistral", "sliding window", _MISTRAL
-    ),
-    "MixtralForCausalLM": Family(
-        "mixtral",
-        "Mixtral",
-        "mixture of experts",
-        {
-            "rope_theta": 1_000_000.0,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": None,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-        },
-    ),
-    "Qwen2ForCausalLM": Family("qwen2", "Qwen2, Qwen2.5", "biases, sliding window layers", _QWEN, qkv_bias=True),
-    "Qwen3ForCausalLM": Family(
-        "qwen3",
-        "Qwen3 (dense)",
-        "QK-norm",
-        _QWEN | {"head_dim": 128, "attention_bias": False},
-        qk_norm="head",
-    ),
-    "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe",
-        "Qwen3 (mixture of experts)",
-        "QK-norm",
-        {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32_768,
-            "attention_bias": False,
-            "sliding_window": 4096,
-            "use_sliding_window": False,
-            "decoder_sparse_step": 1,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-            "num_experts": 128,
-            "norm_topk_prob": False,
-            "mlp_only_layers": None,
-        },
-        qk_norm="head",
-    ),
-    "GemmaForCausalLM": Family(
-        "gemma",
-        "Gemma",
-        "scaled embeddings",
-        {
-            "head_dim": 256,
-            "num_key_value_heads": 16,
-            "hidden_act": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 8192,
-            "attention_bias": False,
-            "use_bidirectional_attention": False,
-        },
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        scales_embeddings=True,
-    ),
-    "Gemma2ForCausalLM": Family(
-        "gemma2",
-        "Gemma 2",
-        "soft-caps, sliding window layers",
-        _GEMMA
-        | {
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window_pattern": 2,
-        },
-        norms="sandwich",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        scales_embeddings=True,
-    ),
-    "Gemma3ForCausalLM": Family(
-        "gemma3_text",
-        "Gemma 3 (text; of the larger ones the text part)",
-        "QK-norm, sliding window layers with a RoPE of their own",
-        _GEMMA
-        | {
-            "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 131_072,
-            "rope_theta": 1_000_000.0,
-            "rope_local_base_freq": 10_000.0,
-            "final_logit_softcapping": None,
-            "sliding_window_pattern": 6,
-        },
-        qk_norm="head",
-        norms="sandwich",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        scales_embeddings=True,
-    ),
-    "Phi3ForCausalLM": Family(
-        "phi3",
-        "Phi-3, Phi-3.5 (mini, medium), Phi-4, Phi-4-mini",
-        "partial RoPE; longrope models up to their original context",
-        {
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": None,
-            "partial_rotary_factor": 1.0,
-        },
-    ),
-    "Olmo2ForCausalLM": Family(
-        "olmo2",
-        "OLMo 2",
-        "norms after attention and MLP, QK-norm of the whole projection",
-        {"rms_norm_eps": 1e-5, "attention_bias": False},
-        qk_norm="projection",
-        norms="post",
-        norm_rounds_once=True,
-    ),
-    "Olmo3ForCausalLM": Family(
-        "olmo3",
-        "OLMo 3",
-        "as OLMo 2, sliding window layers without RoPE scaling",
-        {
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500_000.0,
-            "rope_local_base_freq": None,
-            "attention_bias": False,
-            "sliding_window_pattern": 4,
-        }
-        | _WINDOW,
-        qk_norm="projection",
-        norms="post",
-        norm_rounds_once=True,
-    ),
-    "SmolLM3ForCausalLM": Family(
-        "smollm3",
-        "SmolLM3",
-        "layers without RoPE",
-        {
-            "rope_theta": 2_000_000.0,
-            "max_position_embeddings": 32_768,
-            "num_key_value_heads": 4,
-            "tie_word_embeddings": True,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-            "layer_types": None,
-            "use_sliding_window": False,
-            "sliding_window": None,
-        }
-        | _BIASES,
-    ),
-    "GptOssForCausalLM": Family(
-        "gpt_oss",
-        "gpt-oss-20b, gpt-oss-120b (MXFP4 or bfloat16)",
-        "mixture of experts with biases, attention sinks, sliding window layers",
-        {
-            "head_dim": 64,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 150_000.0,
-            "sliding_window": 128,
-            "layer_types": None,
-            "sliding_window_pattern": 2,
-            "attention_bias": True,
-            "num_experts": 128,
-            "num_experts_per_tok": 4,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-        },
-        norm_rounds_once=True,
-        has_sinks=True,
-        has_expert_biases=True,
-        rope={
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-    ),
-    "GraniteForCausalLM": Family(
-        "granite",
-        "Granite 3.x (dense)",
-        "multipliers of embeddings, residuals, attention and logits",
-        GRANITE_KEYS | _BIASES,
-    ),
-    "GraniteMoeForCausalLM": Family(
-        "granitemoe",
-        "Granite 3.x (mixture of experts)",
-        "as Granite, mixture of experts",
-        GRANITE_KEYS | {"num_experts": 8, "num_experts_per_tok": 2},
-    ),
-} | HYBRIDS
+_GLM: dict[str, Any] = {
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "attention_out_bias": False,
+}
+FAMILIES: dict[str, Family] = (
+    {
+        "LlamaForCausalLM": Family(
+            "llama",
+            "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
+            "RoPE: default, linear, llama3, yarn, dynamic",
+            _BIASES,
+        ),
+        "MistralForCausalLM": Family(
+            "mistral", "Mistral; the text part of Mistral Small 3.1, 3.2, Magistral", "sliding window", _MISTRAL
+        ),
+        "Ministral3ForCausalLM": Family(
+            "ministral3",
+            "Ministral 3 (the text part)",
+            "yarn, queries that grow beyond the original context",
+            {
+                "head_dim": 128,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 262_144,
+                "rms_norm_eps": 1e-5,
+                "sliding_window": None,
+                "query_growth": None,
+            },
+            rope=_MINISTRAL_ROPE,
+            in_common_words=of_ministral,
+        ),
+        "ArceeForCausalLM": Family(
+            "arcee",
+            "Arcee AFM 4.5B",
+            "MLPs without gates",
+            {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5} | _BIASES,
+        ),
+        "SeedOssForCausalLM": Family(
+            "seed_oss",
+            "Seed-OSS",
+            "biases",
+            {
+                "head_dim": 128,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 524_288,
+                "attention_bias": True,
+                "attention_out_bias": False,
+                "mlp_bias": False,
+            },
+        ),
+        "Ernie4_5ForCausalLM": Family(
+            "ernie4_5",
+            "ERNIE 4.5 (dense)",
+            "RoPE of neighbouring dimensions",
+            {
+                "head_dim": 128,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 131_072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500_000.0,
+                "tie_word_embeddings": True,
+            }
+            | _BIASES,
+            turns_neighbours=True,
+            in_common_words=of_ernie,
+        ),
+        "GlmForCausalLM": Family(
+            "glm", "GLM-4 (9B)", "partial RoPE of neighbouring dimensions, biases", _GLM, turns_neighbours=True
+        ),
+        "Glm4ForCausalLM": Family(
+            "glm4",
+            "GLM-4-0414 (9B, 32B), GLM-Z1",
+            "as GLM-4, norms around both blocks",
+            _GLM,
+            norms="sandwich",
+            turns_neighbours=True,
+        ),
+        "Exaone4ForCausalLM": Family(
+            "exaone4",
+            "EXAONE 4.0",
+            "norms after attention and MLP, QK-norm, RoPE in sliding window layers alone",
+            {
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-5,
+                "num_key_value_heads": 32,
+                "sliding_window": 4096,
+                "sliding_window_pattern": 4,
+                "layer_types": None,
+                "rope_in_windows_alone": True,
+            },
+            qk_norm="head",
+            norms="post",
+            in_common_words=of_exaone,
+        ),
+        "Qwen2ForCausalLM": Family("qwen2", "Qwen2, Qwen2.5", "biases, sliding window layers", _QWEN, qkv_bias=True),
+        "Qwen3ForCausalLM": Family(
+            "qwen3",
+            "Qwen3 (dense)",
+            "QK-norm",
+            _QWEN | {"head_dim": 128, "attention_bias": False},
+            qk_norm="head",
+        ),
+        "GemmaForCausalLM": Family(
+            "gemma",
+            "Gemma",
+            "scaled embeddings",
+            {
+                "head_dim": 256,
+                "num_key_value_heads": 16,
+                "hidden_act": "gelu_pytorch_tanh",
+                "tie_word_embeddings": True,
+                "max_position_embeddings": 8192,
+                "attention_bias": False,
+                "use_bidirectional_attention": False,
+            },
+            norm_offset=1.0,
+            norm_rounds_once=True,
+            scales_embeddings=True,
+        ),
+        "Gemma2ForCausalLM": Family(
+            "gemma2",
+            "Gemma 2",
+            "soft-caps, sliding window layers",
+            _GEMMA
+            | {
+                "max_position_embeddings": 8192,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+                "sliding_window_pattern": 2,
+            },
+            norms="sandwich",
+            norm_offset=1.0,
+            norm_rounds_once=True,
+            scales_embeddings=True,
+        ),
+        "Gemma3ForCausalLM": Family(
+            "gemma3_text",
+            "Gemma 3 (text; of the larger ones the text part)",
+            "QK-norm, sliding window layers with a RoPE of their own",
+            _GEMMA
+            | {
+                "vocab_size": 262_208,
+                "num_attention_heads": 8,
+                "max_position_embeddings": 131_072,
+                "rope_theta": 1_000_000.0,
+                "rope_local_base_freq": 10_000.0,
+                "final_logit_softcapping": None,
+                "sliding_window_pattern": 6,
+            },
+            qk_norm="head",
+            norms="sandwich",
+            norm_offset=1.0,
+            norm_rounds_once=True,
+            scales_embeddings=True,
+        ),
+        "Phi3ForCausalLM": Family(
+            "phi3",
+            "Phi-3, Phi-3.5 (mini, medium), Phi-4, Phi-4-mini",
+            "partial RoPE; longrope models up to their original context",
+            {
+                "max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+                "sliding_window": None,
+                "partial_rotary_factor": 1.0,
+            },
+        ),
+        "Olmo2ForCausalLM": Family(
+            "olmo2",
+            "OLMo 2",
+            "norms after attention and MLP, QK-norm of the whole projection",
+            {"rms_norm_eps": 1e-5, "attention_bias": False},
+            qk_norm="projection",
+            norms="post",
+            norm_rounds_once=True,
+        ),
+        "Olmo3ForCausalLM": Family(
+            "olmo3",
+            "OLMo 3",
+            "as OLMo 2, sliding window layers without RoPE scaling",
+            {
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500_000.0,
+                "rope_local_base_freq": None,
+                "attention_bias": False,
+                "sliding_window_pattern": 4,
+            }
+            | _WINDOW,
+            qk_norm="projection",
+            norms="post",
+            norm_rounds_once=True,
+        ),
+        "SmolLM3ForCausalLM": Family(
+            "smollm3",
+            "SmolLM3",
+            "layers without RoPE",
+            {
+                "rope_theta": 2_000_000.0,
+                "max_position_embeddings": 32_768,
+                "num_key_value_heads": 4,
+                "tie_word_embeddings": True,
+                "no_rope_layers": None,
+                "no_rope_layer_interval": 4,
+                "layer_types": None,
+                "use_sliding_window": False,
+                "sliding_window": None,
+            }
+            | _BIASES,
+        ),
+        "GraniteForCausalLM": Family(
+            "granite",
+            "Granite 3.x (dense)",
+            "multipliers of embeddings, residuals, attention and logits",
+            GRANITE_KEYS | _BIASES,
+        ),
+    }
+    | MIXTURES
+    | HYBRIDS
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 from bulkrun.models.config.delta_net import delta_net_of
 from bulkrun.models.config.family import GRANITE_KEYS, Family
-from bulkrun.models.config.hybrid_files import of_granite, of_lfm2, of_lfm2_moe, of_lfm3, of_nemotron, of_qwen
+from bulkrun.models.config.hybrid_files import of_bamba, of_granite, of_lfm2, of_lfm2_moe, of_lfm3, of_nemotron, of_qwen
 from bulkrun.models.config.mamba2 import mamba2_of
 from bulkrun.models.config.short_conv import short_conv_of
 
@@ -158,6 +158,22 @@ HYBRIDS: dict[str, Family] = {
         },
         gates_shared_expert=False,
         in_common_words=of_granite,
+        recurrence=mamba2_of,
+    ),
+    "BambaForCausalLM": Family(
+        "bamba",
+        "Bamba",
+        "Mamba 2, partial RoPE",
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "attention_bias": False,
+            "mlp_bias": False,
+            **_MAMBA2,
+        },
+        in_common_words=of_bamba,
         recurrence=mamba2_of,
     ),
     "NemotronHForCausalLM": Family(

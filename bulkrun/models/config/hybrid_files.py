@@ -78,18 +78,25 @@ def of_lfm3(raw: _Keys) -> _Keys:
 
 def of_granite(raw: _Keys) -> _Keys:
     """Granite 4.0: Mamba 2 in most layers or none, a shared MLP in each, and perhaps experts beside it."""
-    inner_size = raw.get("mamba_expand", 2) * raw["hidden_size"]
-    num_heads, head_dim = raw.get("mamba_n_heads", 128), raw.get("mamba_d_head", "auto")
-    head_dim = inner_size // num_heads if head_dim == "auto" else head_dim
-    if num_heads * head_dim != inner_size:
-        raise ModelError(f"{num_heads} Mamba heads of {head_dim} are not the {inner_size} that mamba_expand makes them")
     return {
         **raw,
-        "mamba_d_head": head_dim,
+        "mamba_d_head": _mamba_head_dim(raw),
         "intermediate_size": raw.get("shared_intermediate_size", 1024),
         "shared_expert_intermediate_size": raw.get("shared_intermediate_size", 1024),
         "moe_intermediate_size": raw["intermediate_size"],
         "linear_layers": _linear_layers(raw, [_LINEAR] * len(layers_of(raw)), "mamba", "attention", _FULL),
+    }
+
+
+def of_bamba(raw: _Keys) -> _Keys:
+    """Bamba: Mamba 2 but for the layers that attend, by number; half of their heads' dimensions turn."""
+    attends = raw.get("attn_layer_indices") or ()
+    kinds = [_FULL if layer in attends else _LINEAR for layer in layers_of(raw)]
+    return {
+        **raw,
+        "mamba_d_head": _mamba_head_dim(raw),
+        "partial_rotary_factor": 0.5,  # whatever the file says, as in transformers
+        "linear_layers": _linear_layers({**raw, "layer_types": None}, kinds, _LINEAR),
     }
 
 
@@ -116,6 +123,16 @@ def of_nemotron(raw: _Keys) -> _Keys:
         "shared_expert_intermediate_size": raw.get("moe_shared_expert_intermediate_size", 7688),
         **{ours: raw.get(theirs, default) for ours, (theirs, default) in _NEMOTRON_MAMBA.items()},
     }
+
+
+def _mamba_head_dim(raw: _Keys) -> int:
+    """Of Mamba heads that `auto` makes as wide as all are together. Raises ModelError for others that are not."""
+    inner_size: int = raw.get("mamba_expand", 2) * raw["hidden_size"]
+    num_heads, head_dim = raw.get("mamba_n_heads", 128), raw.get("mamba_d_head", "auto")
+    head_dim = inner_size // num_heads if head_dim == "auto" else head_dim
+    if num_heads * head_dim != inner_size:
+        raise ModelError(f"{num_heads} Mamba heads of {head_dim} are not the {inner_size} that mamba_expand makes them")
+    return int(head_dim)
 
 
 def _nemotron_blocks(raw: _Keys) -> list[str]:

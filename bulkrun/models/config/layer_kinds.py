@@ -70,6 +70,8 @@ def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
     num_layers = keys["num_hidden_layers"]
     if keys.get("position_embedding_type", "rope") != "rope":
         return (False,) * num_layers
+    if keys.get("rope_in_windows_alone") and keys.get("sliding_window") is not None:
+        return tuple(_slides(keys))
     if "linear_layers" in keys:
         return tuple(not is_linear for is_linear in keys["linear_layers"])
     if keys.get("no_rope_layers") is not None:  # despite its name, 1 is for layers with RoPE

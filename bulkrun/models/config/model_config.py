@@ -6,6 +6,7 @@ general way (`general_config`). What cannot run at all is refused by name.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from bulkrun.models.config.architectures import find_family, text_part
 from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.experts import MoEConfig, moe_of
-from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
+from bulkrun.models.config.family import Family, NormPlacement, QKNorm, check_number, read_keys
 from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
@@ -119,6 +120,7 @@ class DecoderConfig(ModelConfig):
     mlp_alone: tuple[bool, ...] | None = None  # per layer that is one block: an MLP (or not); None: each has both
     gates_attention: bool = False  # its outputs are multiplied by the sigmoid of what queries come with
     gates_heads: bool = False  # each head's outputs are, by one number
+    turns_neighbours: bool = False  # checkpoints have the dimensions that RoPE turns together side by side
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
     is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
 
@@ -170,9 +172,9 @@ class DecoderConfig(ModelConfig):
             rms_norm_eps=keys["rms_norm_eps"],
             tie_word_embeddings=bool(keys["tie_word_embeddings"]),
             qkv_bias=family.qkv_bias or attention_bias,
-            o_bias=attention_bias,
+            o_bias=bool(keys.get("attention_out_bias", attention_bias)),
             mlp_bias=bool(keys.get("mlp_bias", False)),
-            qk_norm=family.qk_norm,
+            qk_norm="head" if keys.get("use_qk_norm") else family.qk_norm,
             norms=family.norms,
             norm_offset=family.norm_offset,
             norm_rounds_once=family.norm_rounds_once,
@@ -191,6 +193,7 @@ class DecoderConfig(ModelConfig):
             mlp_alone=tuple(keys["mlp_alone"]) if "mlp_alone" in keys else None,
             gates_attention=family.gates_attention,
             gates_heads=family.gates_heads,
+            turns_neighbours=family.turns_neighbours,
             stored_quantization=quantization,
             is_causal=is_causal,
             **common_facts(raw),
@@ -237,7 +240,12 @@ def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> Rop
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
     config.check_fits(_heads(keys)[2])
-    return config
+    if not keys.get("query_growth"):
+        return config
+    check_number("llama_4_scaling_beta", keys["query_growth"], float)
+    if not config.original_max_position_embeddings:
+        raise ModelError("llama_4_scaling_beta needs yarn's original_max_position_embeddings; download the model again")
+    return dataclasses.replace(config, query_growth=float(keys["query_growth"]))
 
 
 def _activation(keys: Mapping[str, Any], family: Family) -> str:

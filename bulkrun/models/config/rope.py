@@ -34,6 +34,7 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: multiplies cosines and sines
+    query_growth: float = 0.0  # yarn of Ministral 3: `rotary_frequencies.query_growth`, with this beta
     short_factor: tuple[float, ...] = ()  # longrope: divides each frequency, in contexts up to the original one
 
     @classmethod

@@ -36,7 +36,8 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
     has_others = config.moe is not None or config.has_sinks or config.gates_heads or config.mlp_alone is not None
-    if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
+    has_no_gates = config.activation == "relu2"
+    if model.device.type != "cpu" or has_others or has_no_gates or not _are_suitable_linears(model):
         return None
     sizes = _sizes(config, model.dtype)
     if not can_stack(sizes, model.norm.weight.dtype) or not _can_mix(config):

@@ -19,7 +19,7 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import DecoderLayer, Rotary
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, SparseMLP, empty_parameter
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
-from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
+from bulkrun.models.decoder.rotary_frequencies import query_growth, rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
@@ -84,10 +84,11 @@ class Decoder(nn.Module):
         """
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
-        if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
+        if self.layer_stack is not None and self._is_for_stack(residual_TE, kv_cache, rotaries):
             states = [(*state.tensors,) for state in kv_cache.states]
             caches = kv_cache.k, kv_cache.v
-            return self.layer_stack(residual_TE, list(rotaries.values()), *caches, meta, logits_indices, states)
+            turns = [(rotary.cos, rotary.sin) for rotary in rotaries.values()]
+            return self.layer_stack(residual_TE, turns, *caches, meta, logits_indices, states)
         assert self.config.is_causal, "only the compiled layers look both ways"
         blocks = [block for layer in self.layers for block in layer.blocks()]
         last_look = max(i for i, block in enumerate(blocks) if block.looks_back)
@@ -138,6 +139,14 @@ class Decoder(nn.Module):
             if isinstance(module, kinds):
                 module.pack()
 
+    def _is_for_stack(
+        self, residual_TE: torch.Tensor, kv_cache: KVCache, rotaries: dict[RopeConfig | None, Rotary]
+    ) -> bool:
+        """Whether the compiled layers, if there are any, do all that this step is about."""
+        stack = self.layer_stack
+        has_growth = any(rotary.query_growth is not None for rotary in rotaries.values())
+        return stack is not None and not has_growth and stack.takes(residual_TE, kv_cache.dtype)
+
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
         embeds_TE = F.embedding(input_ids_T, self.embed_weight).to(self.dtype)
         if self.config.embedding_multiplier == 1.0:
@@ -151,9 +160,12 @@ class Decoder(nn.Module):
 
     def _rotary(self, rope: RopeConfig, positions_T: torch.Tensor, num_positions: int) -> Rotary:
         """From a table on a CPU; a captured step of a GPU must not read one that grows."""
-        inv_freq = self.inv_freqs[rope]
+        inv_freq, has_growth = self.inv_freqs[rope], bool(rope.query_growth)
         if not positions_T.is_cpu:
-            return ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype)
+            growth = query_growth(rope, positions_T).to(self.dtype) if has_growth else None
+            return Rotary(*ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype), growth)
         if rope not in self._rotary_tables:
             self._rotary_tables[rope] = RotaryTable(inv_freq, rope.attention_factor, self.dtype)
-        return self._rotary_tables[rope].rows(positions_T, num_positions)
+        has_growth = has_growth and num_positions > rope.original_max_position_embeddings
+        growth = query_growth(rope, positions_T).to(self.dtype) if has_growth else None
+        return Rotary(*self._rotary_tables[rope].rows(positions_T, num_positions), growth)

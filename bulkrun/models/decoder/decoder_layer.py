@@ -33,7 +33,13 @@ from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
-Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the step's tokens
+
+class Rotary(NamedTuple):
+    """One rotary embedding of a step's tokens."""
+
+    cos: torch.Tensor  # [T, 1, R], see `ops.apply_rotary`
+    sin: torch.Tensor
+    query_growth: torch.Tensor | None = None  # what queries are multiplied by [T, 1, 1]; None: 1
 
 
 def attend(
@@ -95,7 +101,9 @@ class Attention(nn.Module):
         elif self.qk_norm is not None:
             qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
             qk_TND.copy_(self.qk_norm(qk_TND))
-        cos, sin = rotary or (None, None)
+        cos, sin, query_growth = rotary or (None, None, None)
+        if query_growth is not None:
+            qkv_TND[:, : self.num_heads].mul_(query_growth)
         q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, meta.slot_mapping_T)
         out_THD = attend(
             q_THD, k_cache, v_cache, meta,

@@ -226,7 +226,9 @@ class SparseMLP(nn.Module):
     def _route(self, logits_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         moe = self.moe
         if moe.scores == "softmax":
-            return ops.route_top_k(logits_TX, moe.num_experts_per_tok, renormalize=moe.renormalize)
+            return ops.route_top_k(
+                logits_TX, moe.num_experts_per_tok, renormalize=moe.renormalize, bias_X=self.score_bias
+            )
         return ops.route_by_sigmoid(
             logits_TX, self.score_bias, moe.num_experts_per_tok, renormalize=moe.renormalize, scale=moe.weights_scale
         )

@@ -33,6 +33,16 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return plain
 
 
+def query_growth(rope: RopeConfig, positions_T: torch.Tensor) -> torch.Tensor:
+    """What queries are multiplied by, float32 [T, 1, 1]: 1 in the original context, and more beyond it.
+
+    1 + beta * log(1 + n) where the original context fits n times before the position: against attention that gets
+    flatter the more keys there are (Llama 4, Ministral 3).
+    """
+    contexts_T = positions_T // rope.original_max_position_embeddings
+    return (1.0 + rope.query_growth * torch.log1p(contexts_T.float()))[:, None, None]
+
+
 def _proportional(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / rope.theta**exponents / rope.factor

@@ -32,6 +32,20 @@ _GRANITE = {
     "shared_mlp.input_linear": "shared_mlp.gate_up_proj",
     "shared_mlp.output_linear": "shared_mlp.down_proj",
 }
+_BAMBA = {
+    "pre_ff_layernorm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+    "final_layernorm": "norm",
+}
+_ERNIE_MOE = {
+    "gate.moe_statics.e_score_correction_bias": "expert_bias",
+    "moe_statics.e_score_correction_bias": "expert_bias",
+}
+_GLM4 = {
+    "post_self_attn_layernorm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "post_mlp_layernorm": "post_feedforward_layernorm",
+}
 _NEMOTRON = {
     "backbone.embeddings": "model.embed_tokens",
     "backbone.norm_f": "model.norm",
@@ -42,6 +56,10 @@ _NEMOTRON = {
 }
 # by architecture: whole parts of dotted names, longer ones first
 _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
+    "BambaForCausalLM": _BAMBA,
+    "Ernie4_5_MoeForCausalLM": _ERNIE_MOE,
+    "Glm4ForCausalLM": _GLM4,
+    "Glm4MoeForCausalLM": {"gate.e_score_correction_bias": "expert_bias"},
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
     "Lfm2ForCausalLM": _LFM2,

@@ -12,7 +12,7 @@ BY_KEY_HEAD = ("Qwen3NextForCausalLM",)  # a delta net's projections: of one key
 
 def reordered_projections(config: DecoderConfig) -> set[str]:
     """The projections of a layer whose rows are in another order here than in a checkpoint, by their names."""
-    reordered = {"attention.qkv_proj"} if config.gates_attention else set()
+    reordered = {"attention.qkv_proj"} if config.gates_attention or config.turns_neighbours else set()
     return reordered | ({"attention.qkvz_proj"} if config.architecture in BY_KEY_HEAD else set())
 
 
@@ -20,6 +20,15 @@ def gates_first(config: DecoderConfig) -> torch.Tensor:
     """Of queries that are stored with their gates, each head's query before its gate: all gates, then all queries."""
     row_H2D = torch.arange(2 * config.num_heads * config.head_dim).view(config.num_heads, 2, config.head_dim)
     return row_H2D.flip(1).transpose(0, 1).flatten()
+
+
+def halves_first(config: DecoderConfig, num_heads: int) -> torch.Tensor:
+    """Of heads whose neighbouring dimensions turn together: of each head all that come first in their pairs, then all
+    that come second, then those that do not turn."""
+    turning = max(int(config.head_dim * rope.partial_rotary_factor) for rope in config.ropes if rope is not None)
+    of_head = torch.arange(config.head_dim)
+    of_head = torch.cat((of_head[:turning:2], of_head[1:turning:2], of_head[turning:]))
+    return (torch.arange(num_heads)[:, None] * config.head_dim + of_head).flatten()
 
 
 def qkvz_order(net: DeltaNetConfig) -> torch.Tensor:

@@ -26,7 +26,7 @@ from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD
 # that guesses several tokens ahead
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector)\.|^v_head\.|^mtp\."
-    r"|^(model\.)?image_newline$"
+    r"|^(model\.)?image_newline$|^model\.mtp_"
 )
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _QUANTIZED = re.compile(

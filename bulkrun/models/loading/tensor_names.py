@@ -14,7 +14,7 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, PlainMLP, ProjectionQKNorm, RMSNorm, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
-from bulkrun.models.loading.row_orders import gates_first
+from bulkrun.models.loading.row_orders import gates_first, halves_first
 from bulkrun.models.loading.state_names import state_targets
 from bulkrun.models.loading.target import Target, parts_of, places_of, weights_of, whole
 
@@ -41,8 +41,12 @@ SCORE = "score.weight"  # of decoders that classify
 OF_HEADS = (HEAD_MODULE, "score.")  # what is left out where hidden states are wanted alone
 EMBEDDING, HEAD = "model.embed_tokens.weight", f"{HEAD_MODULE}weight"
 _FUSED_QKV = ("Phi3ForCausalLM",)  # q, k, v in one tensor
-_FUSED_GATE_UP = ("Phi3ForCausalLM", "GraniteMoeHybridForCausalLM")  # gate and up in one
+_FUSED_GATE_UP = (  # gate and up in one
+    "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM",
+)  # fmt: skip
 _PREFIXES: Mapping[str, _Prefixes] = {
+    "Ernie4_5_MoeForCausalLM": _Prefixes(shared="mlp.shared_experts."),
+    "Glm4MoeForCausalLM": _Prefixes(shared="mlp.shared_experts."),
     "GraniteMoeHybridForCausalLM": _Prefixes(mlp="shared_mlp.", shared="shared_mlp."),  # beside experts and alone
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
@@ -50,6 +54,9 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "Lfm2MoeForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
     "NemotronHForCausalLM": _ExpertNames("mixer", None, "up_proj", "down_proj"),
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    "Ernie4_5_MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "Glm4MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "OlmoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     "Qwen3MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     "Qwen3NextForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     "Qwen3_5MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -120,7 +127,11 @@ def _sparse_targets(
     prefix: str, parts: _Prefixes, mlp: SparseMLP, config: DecoderConfig, stored: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, Target]]:
     if mlp.score_bias is not None:
-        yield f"{prefix}{parts.sparse}expert_bias", whole(mlp.score_bias)
+        stored_bias = stored.get(f"{prefix}{parts.sparse}expert_bias")
+        is_row = stored_bias is not None and len(stored_bias.shape) == 2
+        num_experts = mlp.moe.num_experts
+        shape = (1, num_experts) if is_row else (num_experts,)
+        yield f"{prefix}{parts.sparse}expert_bias", Target(mlp.score_bias.data, shape)
     if mlp.shared is not None:
         yield from _mlp_targets(prefix + parts.shared, mlp.shared.mlp, config)
         if mlp.shared.gate is not None:
@@ -142,6 +153,11 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
     orders = {}
     if attention.has_gate:
         parts["q_proj"], orders["q_proj"] = 2 * q_size, gates_first(config)
+    if config.turns_neighbours:
+        orders |= {
+            "q_proj": halves_first(config, config.num_heads),
+            "k_proj": halves_first(config, config.num_kv_heads),
+        }
     yield from parts_of(prefix, attention.qkv_proj, parts, orders)
     yield from parts_of(prefix, attention.o_proj, {"o_proj": config.hidden_size})
     if isinstance(attention.qk_norm, HeadQKNorm):

@@ -74,6 +74,7 @@ GRANITE = {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chu
         ("lfm3", ("layer_types",), {"norm_eps": 1e-3, "num_hidden_layers": 6}),
         ("nemotron_h", ("layers_block_type", "intermediate_size"), NEMOTRON | {"hybrid_override_pattern": "MM*EE"}),
         ("nemotron_h", ("layers_block_type",), NEMOTRON | {"norm_topk_prob": False}),
+        ("bamba", (), {"attn_rotary_emb": 4, "partial_rotary_factor": 0.25, "attn_layer_indices": [0, 3]}),
         ("granite_4", (), GRANITE | {"position_embedding_type": "rope", "mamba_d_head": "auto"}),
         ("granite_h", ("mamba_d_head",), GRANITE | {"mamba_d_head": "auto", "position_embedding_type": "nope"}),
         ("granite_h_moe", (), GRANITE | {"time_step_limit": [0.0, float("inf")]}),

@@ -69,7 +69,7 @@ def test_every_kind_of_text_part_runs_somewhere() -> None:
     "prefixes", [("model.language_model.", "lm_head."), ("language_model.model.", "language_model.lm_head.")]
 )
 def test_both_ways_to_name_the_tensors_of_a_general_text_part(prefixes: tuple[str, str], tmp_path: Path) -> None:
-    reference = save_text_part(tmp_path, "ministral3")
+    reference = save_text_part(tmp_path, "mistral4")
     file = tmp_path / "model.safetensors"
     renamed = {}
     for name, tensor in load_file(file).items():

@@ -1,0 +1,94 @@
+"""config.json of families with words of their own: what it means here is what it means to transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.rotary_frequencies import query_growth
+from tests.models.decoder.test_decoder import random_tokens, whole_prompt_logits
+from tests.models.load import load_model
+from tests.models.paged_driver import tolerance_of
+from tests.models.tiny_models import SMALL, save_published
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read(architecture: str, **keys: Any) -> DecoderConfig:
+    config = ModelConfig.from_dict({**SMALL, "architectures": [architecture], **keys})
+    assert isinstance(config, DecoderConfig)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("variant", "keys"),
+    [
+        ("ernie4_5", {"use_bias": True, "rope_theta": 5e4}),
+        ("glm4", {"partial_rotary_factor": 0.25, "rope_theta": 5e4}),
+        ("glm", {"attention_bias": False, "partial_rotary_factor": 1.0}),
+        ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+        ("arcee", {"mlp_bias": True, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("exaone4", {"layer_types": [FULL, SLIDING, SLIDING]}),
+        ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+        ("glm4_moe", {"first_k_dense_replace": 2, "norm_topk_prob": False, "num_nextn_predict_layers": 1}),
+    ],
+)
+def test_keys_mean_what_they_mean_to_transformers(variant: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    reference = save_published(tmp_path, variant, **keys)
+    tokens = random_tokens(60, seed=9)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=tolerance_of(variant), rtol=0)
+
+
+def test_ministral_turns_as_the_first_ones_did_where_the_file_says_nothing() -> None:
+    default = transformers.Ministral3Config().rope_parameters
+    silent, told = (read("Ministral3ForCausalLM", rope_parameters=rope) for rope in (None, default))
+    assert silent.ropes == told.ropes
+    assert (silent.ropes[0] or RopeConfig()).query_growth == 0.1
+    assert read("MistralForCausalLM", rope_parameters=default).ropes[0] != told.ropes[0], "its queries do not grow"
+
+
+def test_queries_grow_as_in_transformers() -> None:
+    positions = torch.tensor([0, 15, 16, 31, 32, 500, 262_143])
+    rope = RopeConfig(rope_type="yarn", original_max_position_embeddings=16, query_growth=0.4)
+    theirs = get_llama_4_attn_scale(positions[None], 0.4, 16)
+    torch.testing.assert_close(query_growth(rope, positions), theirs.view(-1, 1, 1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"), [("LLLG", [7, 7, 7, None, 7, None]), ("LG", [7, None] * 3), ("L", [7] * 5 + [None])]
+)
+def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None:
+    config = read("Exaone4ForCausalLM", num_hidden_layers=6, sliding_window=7, sliding_window_pattern=pattern)
+    assert config.sliding_windows == tuple(windows)
+    assert [rope is not None for rope in config.ropes] == [window is not None for window in windows]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "message"),
+    [
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLX"}, r"'sliding_window_pattern' is 'LLX', not a word"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, r"clip_qkv 8.0 is not supported; null is"),
+        ("Glm4MoeForCausalLM", {"n_group": 4}, r"n_group 4 is not supported; 1 is"),
+        ("Glm4MoeForCausalLM", {"n_shared_experts": 0}, r"'n_shared_experts' is 0, not a whole number above 0"),
+        ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, r"use_bias true is not supported in a mixture"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_layer_interval": 0}, r"'moe_layer_interval' is 0, not a whole number"),
+        ("Ministral3ForCausalLM", {"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
+         r"llama_4_scaling_beta needs yarn's original_max_position_embeddings"),
+        ("BambaForCausalLM", {"mamba_n_heads": 6, "attn_layer_indices": []}, r"none of 3 layers has full_attention"),
+        ("BambaForCausalLM", {"mamba_n_heads": 5, "attn_layer_indices": [1]}, r"5 Mamba heads of 19 are not the 96"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_said(architecture: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(architecture, **keys)
