@@ -12,7 +12,8 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("bulkrun needs Python >= 3.11, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing into $(VENV): minutes; on Linux, where torch comes with CUDA, 3 GB (the README has a smaller way)'
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 test: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import secrets
@@ -25,7 +26,7 @@ sys.stdin.read()
 KEY, SECRET = "test-key-id", "test-secret-nobody-may-see"
 
 
-MODULES = ("moto", "s3fs", "flask")
+MODULES = ("moto", "s3fs", "flask", "flask_cors")
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def s3_endpoint() -> Iterator[str]:
     """The URL of a running store; skips where moto or s3fs is not installed."""
     for module in MODULES:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs `pip install s3fs 'moto[server]'` ({module} is missing)")
+            pytest.skip(f"needs `pip install s3fs 'moto[s3]' flask flask-cors` ({module} is missing)")
     with local_store() as url:
         yield url
 
@@ -125,11 +126,21 @@ def requests_made(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Requests:
     return Requests(monkeypatch)
 
 
+@functools.cache
+def _loader(search_path: str | None = None) -> Any:
+    """botocore's reader of what it knows of each service, which takes most of the time of a new connection."""
+    from botocore.loaders import create_loader
+
+    return create_loader(search_path)
+
+
 @pytest.fixture
 def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A new bucket in a local store that the environment points to."""
+    import botocore.session
     import s3fs
 
+    monkeypatch.setattr(botocore.session, "create_loader", _loader)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     for name, value in s3_environment(s3_endpoint).items():
         monkeypatch.setenv(name, value)

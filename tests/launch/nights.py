@@ -47,6 +47,7 @@ class Nights:
     refuse: Callable[[Request], bool] = lambda request: False
     make_engine: Callable[[], Any] | None = None  # in place of the fake one, which counts what ran
     ran: int = 0
+    _prepared: dict[str, PreparedJob] = field(default_factory=dict)  # by its job: preparing one takes its time
 
     @property
     def out(self) -> Path:
@@ -103,7 +104,11 @@ class Nights:
 
     def expected(self, id_: str, text: str, sample: int = 0, **changed: Any) -> str:
         """What the fake model answers to a row."""
-        prepared = prepare(self.spec(**changed))
+        spec = self.spec(**changed)
+        as_json = spec.model_dump_json()
+        if as_json not in self._prepared:
+            self._prepared[as_json] = prepare(spec)
+        prepared = self._prepared[as_json]
         chat = prepared.tokenizer.chat_renderer() if prepared.tokenizer.has_chat_template else None
         prompt = f"Say {text}"
         if chat is not None:
