@@ -33,6 +33,7 @@ NAMES = [
     "granite_h_moe",
     "nemotron_h",
     "nemotron_h_moe",
+    "falcon_h1",
     "mixtral",
     "gpt_oss",
     "gpt_oss_whole_panels",

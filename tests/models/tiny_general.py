@@ -73,7 +73,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", NO_GQA | {"multi_query": False}),
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
-    "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
     "minicpm3": ("MiniCPM3ForCausalLM", _LATENT),
     "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
     "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),

@@ -110,6 +110,22 @@ BAMBA = {
     "mamba_n_groups": 2,
 }
 
+FALCON_H1 = {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.8,
+    "attention_in_multiplier": 0.9,
+    "key_multiplier": 0.7,
+    "attention_out_multiplier": 1.2,
+    "ssm_in_multiplier": 1.3,
+    "ssm_multipliers": [0.8, 1.1, 0.9, 1.2, 0.7],
+    "ssm_out_multiplier": 0.6,
+    "mlp_multipliers": [1.4, 0.5],
+}
+
 NEMOTRON_H = {
     "layers_block_type": ["mamba", "mlp", "mamba", "attention", "mlp"],
     "num_hidden_layers": None,
@@ -165,6 +181,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "glm4_moe": ("Glm4MoeForCausalLM", _GLM_MOE),
     "glm4_moe_qk_norm": ("Glm4MoeForCausalLM", _GLM_MOE | {"use_qk_norm": True, "attention_bias": True}),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
     "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
     "exaone4_full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
@@ -239,6 +256,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_conv_bias": False},
     ),
     "bamba": ("BambaForCausalLM", BAMBA),
+    "falcon_h1": ("FalconH1ForCausalLM", FALCON_H1),
+    "falcon_h1_norm": (
+        "FalconH1ForCausalLM",
+        FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1, "mlp_bias": True},
+    ),
     "granite_4": ("GraniteMoeHybridForCausalLM", GRANITE_H | {"layer_types": ["attention"] * 4}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss": ("GptOssForCausalLM", _GPT_OSS),

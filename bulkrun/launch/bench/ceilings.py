@@ -130,10 +130,13 @@ def _layer_weights(config: DecoderConfig, layer: int) -> int:
 
 def _attention_weights(config: DecoderConfig, layer: int) -> int:
     hidden, kind = config.hidden_size, config.recurrence
+    num_weights = 0
     if kind is not None and kind.layers[layer]:
-        return sum(rows * columns for rows, columns in kind.projection_shapes(hidden))
+        num_weights = sum(rows * columns for rows, columns in kind.projection_shapes(hidden))
+    if not config.attends[layer]:
+        return num_weights
     num_q = config.num_heads * (3 if config.gates_attention else 2)  # queries and outputs, and the gates
-    return hidden * config.head_dim * (num_q + 2 * config.num_kv_heads)
+    return num_weights + hidden * config.head_dim * (num_q + 2 * config.num_kv_heads)
 
 
 def _mlp_weights(config: DecoderConfig, layer: int) -> int:

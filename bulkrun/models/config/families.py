@@ -11,7 +11,7 @@ from typing import Any
 
 from bulkrun.models.config.expert_families import MIXTURES
 from bulkrun.models.config.family import GRANITE_KEYS, Family
-from bulkrun.models.config.family_files import of_ernie, of_exaone, of_ministral
+from bulkrun.models.config.family_files import of_ernie, of_exaone, of_hunyuan, of_ministral
 from bulkrun.models.config.hybrid_families import HYBRIDS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
@@ -120,6 +120,14 @@ FAMILIES: dict[str, Family] = (
             _GLM,
             norms="sandwich",
             turns_neighbours=True,
+        ),
+        "HunYuanDenseV1ForCausalLM": Family(
+            "hunyuan_v1_dense",
+            "Hunyuan (0.5B to 7B), Hunyuan-MT, HY-MT1.5",
+            "QK-norm behind RoPE",
+            {"rms_norm_eps": 1e-5, "attention_bias": False},
+            qk_norm="turned_head",
+            in_common_words=of_hunyuan,
         ),
         "Exaone4ForCausalLM": Family(
             "exaone4",

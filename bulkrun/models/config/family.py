@@ -11,7 +11,7 @@ from bulkrun.models.config.recurrence import Recurrence
 
 NormPlacement = Literal["pre", "post", "sandwich"]
 Scores = Literal["softmax", "sigmoid"]  # of a mixture's experts: over all of them, or of each by itself
-QKNorm = Literal["none", "head", "projection"]
+QKNorm = Literal["none", "head", "turned_head", "projection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Family:
     notes: str
     keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
     qkv_bias: bool = False  # always has biases on q, k and v, never on o
-    qk_norm: QKNorm = "none"  # "head": each head by itself; "projection": all heads of q, all of k, as one vector
+    # "head": each head by itself; "turned_head": so too, behind RoPE; "projection": all of q, all of k, as one vector
+    qk_norm: QKNorm = "none"
     norms: NormPlacement = "pre"  # before attention and MLP, after them, or both
     norm_offset: float = 0.0  # added to a norm's stored weight
     norm_rounds_once: bool = False  # norms multiply by their weight in float32

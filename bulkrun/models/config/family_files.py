@@ -68,6 +68,19 @@ def of_exaone(raw: _Keys) -> _Keys:
     return {**raw, "layer_types": [*kinds[:-1], _FULL]}
 
 
+def of_hunyuan(raw: _Keys) -> _Keys:
+    """Hunyuan: what its files call dynamic RoPE has another base frequency, by `alpha`, and nothing else."""
+    rope = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
+    kind, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
+    if kind != "dynamic" or not alpha:
+        return raw
+    check_number("alpha", alpha, float)
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    theta = rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0
+    theta *= alpha ** (head_dim / (head_dim - 2))
+    return {**raw, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
 def of_olmoe(raw: _Keys) -> _Keys:
     """OLMoE: queries, keys and values may be kept within limits, which no published file asks for."""
     if raw.get("clip_qkv") is not None:

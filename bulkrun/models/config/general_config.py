@@ -49,7 +49,6 @@ TRIED: Mapping[str, str] = {
     "GraniteSWAForCausalLM": "Granite Swash (dense)",
     "HYV3ForCausalLM": "Hunyuan 3 (Hy3)",
     "HeliumForCausalLM": "Helium",
-    "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
     "HunYuanMoEV1ForCausalLM": "Hunyuan-A13B",
     "HyperCLOVAXForCausalLM": "HyperCLOVA X SEED",
     "Jais2ForCausalLM": "Jais 2",
@@ -83,7 +82,7 @@ TRIED: Mapping[str, str] = {
 UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
     "state space, recurrent, hybrid": (
-        "Mamba alone, RWKV, Jamba, Falcon-H1 ...",
+        "Mamba alone, RWKV, Jamba, Zamba ...",
         "a state of another kind than those of Qwen3.5, LFM2 and Granite 4.0, or no attention at all",
     ),
     "sparse attention": (
@@ -122,7 +121,7 @@ _ENCODERS = (
 
 # by the beginnings of their names
 _RECURRENT = (
-    "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
+    "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
 )  # fmt: skip
 
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {

@@ -6,7 +6,16 @@ from typing import Any
 
 from bulkrun.models.config.delta_net import delta_net_of
 from bulkrun.models.config.family import GRANITE_KEYS, Family
-from bulkrun.models.config.hybrid_files import of_bamba, of_granite, of_lfm2, of_lfm2_moe, of_lfm3, of_nemotron, of_qwen
+from bulkrun.models.config.hybrid_files import (
+    of_bamba,
+    of_falcon,
+    of_granite,
+    of_lfm2,
+    of_lfm2_moe,
+    of_lfm3,
+    of_nemotron,
+    of_qwen,
+)
 from bulkrun.models.config.mamba2 import mamba2_of
 from bulkrun.models.config.short_conv import short_conv_of
 
@@ -174,6 +183,31 @@ HYBRIDS: dict[str, Family] = {
             **_MAMBA2,
         },
         in_common_words=of_bamba,
+        recurrence=mamba2_of,
+    ),
+    "FalconH1ForCausalLM": Family(
+        "falcon_h1",
+        "Falcon-H1, Falcon-H1R",
+        "attention and Mamba 2 beside each other in each layer, multipliers",
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "mlp_bias": False,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": True,
+            "attends_beside_states": True,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "attention_out": 1.0,
+            "state_out": 1.0,
+            "state_parts": None,
+            "mlp_gate": 1.0,
+            "mlp_out": 1.0,
+            **_MAMBA2,
+        },
+        in_common_words=of_falcon,
         recurrence=mamba2_of,
     ),
     "NemotronHForCausalLM": Family(

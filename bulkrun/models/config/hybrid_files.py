@@ -100,6 +100,33 @@ def of_bamba(raw: _Keys) -> _Keys:
     }
 
 
+def of_falcon(raw: _Keys) -> _Keys:
+    """Falcon-H1: attention and Mamba 2 beside each other in each layer, and multipliers of everything.
+
+    What queries, keys and values are multiplied by is left to the scale of scores and to what attention finds. Raises
+    ModelError for biases, which no published file asks for and which would be multiplied by less.
+    """
+    for name in ("attention_bias", "mamba_proj_bias", "projectors_bias"):
+        if raw.get(name):
+            raise ModelError(f"{name} true is not supported in Falcon-H1; false is")
+    before, keys = raw.get("attention_in_multiplier", 1.0), raw.get("key_multiplier", 1.0)
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    state_in, gate_and_out = raw.get("ssm_in_multiplier", 1.0), raw.get("mlp_multipliers") or (1.0, 1.0)
+    inner_size = raw.get("mamba_d_ssm", 1024)
+    return {
+        **raw,
+        "mamba_d_head": _mamba_head_dim(raw, inner_size),
+        "linear_layers": [True for _ in layers_of(raw)],
+        "attention_multiplier": before * before * keys / head_dim**0.5,
+        "attention_out": before * raw.get("attention_out_multiplier", 1.0),
+        "state_out": raw.get("ssm_out_multiplier", 1.0),
+        "state_parts": [state_in * one for one in raw.get("ssm_multipliers") or (1.0,) * 5],
+        "mlp_gate": gate_and_out[0],
+        "mlp_out": gate_and_out[1],
+        "logits_scaling": 1.0 / raw.get("lm_head_multiplier", 1.0),
+    }
+
+
 def of_nemotron(raw: _Keys) -> _Keys:
     """Nemotron-H: each layer is one block, named by a letter or a word.
 
@@ -125,9 +152,9 @@ def of_nemotron(raw: _Keys) -> _Keys:
     }
 
 
-def _mamba_head_dim(raw: _Keys) -> int:
+def _mamba_head_dim(raw: _Keys, inner_size: int | None = None) -> int:
     """Of Mamba heads that `auto` makes as wide as all are together. Raises ModelError for others that are not."""
-    inner_size: int = raw.get("mamba_expand", 2) * raw["hidden_size"]
+    inner_size = inner_size or raw.get("mamba_expand", 2) * raw["hidden_size"]
     num_heads, head_dim = raw.get("mamba_n_heads", 128), raw.get("mamba_d_head", "auto")
     head_dim = inner_size // num_heads if head_dim == "auto" else head_dim
     if num_heads * head_dim != inner_size:

@@ -72,7 +72,7 @@ def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
         return (False,) * num_layers
     if keys.get("rope_in_windows_alone") and keys.get("sliding_window") is not None:
         return tuple(_slides(keys))
-    if "linear_layers" in keys:
+    if "linear_layers" in keys and not keys.get("attends_beside_states"):
         return tuple(not is_linear for is_linear in keys["linear_layers"])
     if keys.get("no_rope_layers") is not None:  # despite its name, 1 is for layers with RoPE
         return tuple(bool(has_rope) for has_rope in of_layers(keys, "no_rope_layers"))

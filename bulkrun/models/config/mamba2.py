@@ -24,6 +24,15 @@ class Mamba2Config(Recurrence):
     num_groups: int  # of heads that share what is written to their states and what is read
     has_conv_bias: bool
     has_biases: bool  # both projections
+    has_norm: bool = True  # behind the gate, or before it; else there is the gate alone
+    norm_before_gate: bool = False
+    part_multipliers: tuple[float, ...] | None = None  # of gates, inputs, what writes, what reads, and steps
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """Of what the first projection gives: gates, inputs, what writes, what reads, and steps."""
+        group_size = self.num_groups * self.state_size
+        return self.inner_size, self.inner_size, group_size, group_size, self.num_heads
 
     @property
     def inner_size(self) -> int:
@@ -69,6 +78,9 @@ def mamba2_of(keys: Mapping[str, Any]) -> Mamba2Config:
         num_groups=num_groups,
         has_conv_bias=bool(keys["mamba_conv_bias"]),
         has_biases=bool(keys["mamba_proj_bias"]),
+        has_norm=bool(keys.get("mamba_rms_norm", True)),
+        norm_before_gate=bool(keys.get("mamba_norm_before_gate", False)),
+        part_multipliers=tuple(keys["state_parts"]) if "state_parts" in keys else None,
         conv_width=conv_width,
         layers=tuple(keys["linear_layers"]),
     )

@@ -22,6 +22,7 @@ from bulkrun.models.config.family import Family, NormPlacement, QKNorm, check_nu
 from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
+from bulkrun.models.config.multipliers import Multipliers, multipliers_of
 from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
@@ -118,6 +119,8 @@ class DecoderConfig(ModelConfig):
     moe: MoEConfig | None
     recurrence: Recurrence | None = None  # of layers that have it in the place of attention
     mlp_alone: tuple[bool, ...] | None = None  # per layer that is one block: an MLP (or not); None: each has both
+    attends_beside_states: bool = False  # each layer that keeps a state has attention too, and their sum goes on
+    multipliers: Multipliers | None = None
     gates_attention: bool = False  # its outputs are multiplied by the sigmoid of what queries come with
     gates_heads: bool = False  # each head's outputs are, by one number
     turns_neighbours: bool = False  # checkpoints have the dimensions that RoPE turns together side by side
@@ -137,8 +140,10 @@ class DecoderConfig(ModelConfig):
 
     @property
     def attends(self) -> tuple[bool, ...]:
-        """Per layer: whether it has attention, and not what keeps a state, or an MLP alone."""
+        """Per layer: whether it has attention, and not only what keeps a state, or an MLP alone."""
         no_layer = (False,) * self.num_layers
+        if self.attends_beside_states:
+            return (True,) * self.num_layers
         has_state = no_layer if self.recurrence is None else self.recurrence.layers
         pairs = zip(has_state, self.mlp_alone or no_layer, strict=True)
         return tuple(not (is_state or is_mlp) for is_state, is_mlp in pairs)
@@ -191,6 +196,8 @@ class DecoderConfig(ModelConfig):
             moe=moe_of(keys, family),
             recurrence=family.recurrence(keys) if family.recurrence and any(keys["linear_layers"]) else None,
             mlp_alone=tuple(keys["mlp_alone"]) if "mlp_alone" in keys else None,
+            attends_beside_states=bool(keys.get("attends_beside_states")),
+            multipliers=multipliers_of(keys),
             gates_attention=family.gates_attention,
             gates_heads=family.gates_heads,
             turns_neighbours=family.turns_neighbours,

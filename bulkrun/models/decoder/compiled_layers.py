@@ -9,7 +9,7 @@ from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
+from bulkrun.models.decoder.decoder_layer import Attention, AttentionBesideMamba2, DecoderLayer
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.mamba2 import Mamba2
@@ -36,8 +36,9 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
     has_others = config.moe is not None or config.has_sinks or config.gates_heads or config.mlp_alone is not None
-    has_no_gates = config.activation == "relu2"
-    if model.device.type != "cpu" or has_others or has_no_gates or not _are_suitable_linears(model):
+    has_others = has_others or config.activation == "relu2" or config.qk_norm == "turned_head"
+    has_others = has_others or config.attends_beside_states
+    if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
         return None
     sizes = _sizes(config, model.dtype)
     if not can_stack(sizes, model.norm.weight.dtype) or not _can_mix(config):
@@ -105,6 +106,7 @@ def _weights(
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None and isinstance(mlp, MLP), "neither mixtures nor MLPs alone are stacked"
+    assert not isinstance(attention, AttentionBesideMamba2), "layers have one of both"
     rotary = None if rope is None else ropes.index(rope)
     mixer = _attention(attention, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
     return LayerWeights(
@@ -135,6 +137,7 @@ def _with_state(module: GatedDeltaNet | Mamba2 | ShortConv, config: DecoderConfi
         return _delta_net(module, config)
     if isinstance(module, ShortConv):
         return ShortConvWeights(_matrix(module.in_proj), module.conv, module.conv_bias)
+    assert module.norm is not None, "Mamba 2 without a norm is beside attention"
     return Mamba2Weights(
         _matrix(module.in_proj), module.conv, module.conv_bias, module.norm.weight, module.a_log, module.dt_bias,
         module.d,

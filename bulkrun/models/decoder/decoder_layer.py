@@ -25,6 +25,7 @@ from bulkrun.models.decoder.layers import (
     RMSNorm,
     Scale,
     SparseMLP,
+    TurnedQKNorm,
     dense_mlp,
     empty_parameter,
 )
@@ -80,9 +81,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
         self.head_gates = Linear(config.hidden_size, config.num_heads) if config.gates_heads else None
         self.paged_attention = ops.paged_attention  # `make_invariant` puts another op of its contract here
-        self.qk_norm: HeadQKNorm | ProjectionQKNorm | None = None
-        if config.qk_norm != "none":
-            self.qk_norm = HeadQKNorm(config) if config.qk_norm == "head" else ProjectionQKNorm(config)
+        self.qk_norm = _QK_NORMS[config.qk_norm](config) if config.qk_norm != "none" else None
 
     def forward(
         self,
@@ -95,16 +94,7 @@ class Attention(nn.Module):
         k_cache, v_cache = kv_cache.k[self.index], kv_cache.v[self.index]
         qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
         gate_THD, qkv_TND = qkv_TND.tensor_split((self.num_heads if self.has_gate else 0,), dim=1)
-        qk_norm_weight, eps = None, 0.0
-        if isinstance(self.qk_norm, HeadQKNorm):
-            qk_norm_weight, eps = self.qk_norm.weight, self.qk_norm.eps
-        elif self.qk_norm is not None:
-            qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
-            qk_TND.copy_(self.qk_norm(qk_TND))
-        cos, sin, query_growth = rotary or (None, None, None)
-        if query_growth is not None:
-            qkv_TND[:, : self.num_heads].mul_(query_growth)
-        q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, meta.slot_mapping_T)
+        q_THD = self._store(qkv_TND, rotary, k_cache, v_cache, meta.slot_mapping_T)
         out_THD = attend(
             q_THD, k_cache, v_cache, meta,
             scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap, sinks_H=self.sinks,
@@ -115,6 +105,47 @@ class Attention(nn.Module):
         elif self.head_gates is not None:
             out_THD = out_THD * self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return self.o_proj(out_THD.flatten(1))
+
+    def _store(
+        self,
+        qkv_TND: torch.Tensor,
+        rotary: Rotary | None,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalize queries and keys, turn them by position, write keys and values; the queries [T, H, D]."""
+        qk_norm_weight: torch.Tensor | None = None
+        eps = 0.0
+        if isinstance(self.qk_norm, HeadQKNorm):
+            qk_norm_weight, eps = self.qk_norm.weight, self.qk_norm.eps
+        elif isinstance(self.qk_norm, TurnedQKNorm):
+            qk_norm_weight, eps = self.qk_norm.ones_ND, self.qk_norm.eps
+        elif self.qk_norm is not None:
+            qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
+            qk_TND.copy_(self.qk_norm(qk_TND))
+        cos, sin, query_growth = rotary or (None, None, None)
+        if query_growth is not None:
+            qkv_TND[:, : self.num_heads].mul_(query_growth)
+        q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
+        return self.qk_norm.scale_queries(q_THD) if isinstance(self.qk_norm, TurnedQKNorm) else q_THD
+
+
+class AttentionBesideMamba2(nn.Module):
+    """Both look at the same hidden states, and what they find is added up (Falcon-H1)."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        assert config.multipliers is not None, "the family that has this has them"
+        self.attention, self.mamba = Attention(config, layer, layer), Mamba2(config, layer)
+        self.attention_out, self.state_out = config.multipliers.attention_out, config.multipliers.state_out
+
+    def forward(
+        self, x_TE: torch.Tensor, rotary: Rotary | None, kv_cache: KVCache, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E]; writes this step's keys and values, and brings states up to its last tokens."""
+        attended_TE = self.attention(x_TE, rotary, kv_cache, meta)
+        return attended_TE.mul_(self.attention_out).add_(self.mamba(x_TE, None, kv_cache, meta), alpha=self.state_out)
 
 
 class Block(NamedTuple):
@@ -148,6 +179,8 @@ class DecoderLayer(nn.Module):
         self.mlp = _mlp(config, layer) if has_mlp or not has_attention else None
         if self.mlp is not None:
             self.mlp_norm, self.mlp_out = norm_before(), norm_after()
+            if config.multipliers is not None:
+                self.mlp_out = Scale(config.multipliers.mlp_out)
 
     def blocks(self) -> Iterator[Block]:
         """Those that it has, in their order."""
@@ -157,8 +190,12 @@ class DecoderLayer(nn.Module):
             yield Block(self.mlp_norm, self.mlp, self.mlp_out)
 
 
-def _attention(config: DecoderConfig, layer: int) -> Attention | GatedDeltaNet | Mamba2 | ShortConv:
-    """Attention, or what a layer that keeps a state has in its place."""
+def _attention(
+    config: DecoderConfig, layer: int
+) -> Attention | AttentionBesideMamba2 | GatedDeltaNet | Mamba2 | ShortConv:
+    """Attention, or what a layer that keeps a state has in its place or beside it."""
+    if config.attends_beside_states:
+        return AttentionBesideMamba2(config, layer)
     if config.attends[layer]:
         return Attention(config, layer, sum(config.attends[:layer]))
     kind = config.recurrence
@@ -171,6 +208,11 @@ def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP:
     return SparseMLP(config) if is_sparse else dense_mlp(config)
 
 
+_QK_NORMS: Mapping[str, type[HeadQKNorm | TurnedQKNorm | ProjectionQKNorm]] = {
+    "head": HeadQKNorm,
+    "turned_head": TurnedQKNorm,
+    "projection": ProjectionQKNorm,
+}
 _WITH_STATE: Mapping[type, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
     DeltaNetConfig: GatedDeltaNet,
     Mamba2Config: Mamba2,

@@ -100,6 +100,30 @@ class HeadQKNorm(RMSNorm):
         super().__init__(config, config.num_heads + config.num_kv_heads, config.head_dim)
 
 
+class TurnedQKNorm(RMSNorm):
+    """Each query and key head normalized behind RoPE (Hunyuan): one weight [D] for all queries, one for all keys.
+
+    RoPE leaves a head's length as it is, so it may be divided by before, as for the other families; and as scores are
+    products of queries and keys, what both are multiplied by afterwards is multiplied to queries alone.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, 2, config.head_dim)
+        self._num_heads = config.num_heads + config.num_kv_heads
+        self._ones_ND: torch.Tensor | None = None
+
+    @property
+    def ones_ND(self) -> torch.Tensor:
+        """The weight before RoPE, of each query and key head."""
+        if self._ones_ND is None:
+            self._ones_ND = torch.ones_like(self.weight[0]).repeat(self._num_heads, 1)
+        return self._ones_ND
+
+    def scale_queries(self, q_THD: torch.Tensor) -> torch.Tensor:
+        """What is left of both weights behind RoPE, [T, H, D] -> the same."""
+        return q_THD * (self.weight[0] * self.weight[1])
+
+
 class ProjectionQKNorm(nn.Module):
     """All query heads normalized as one vector, all key heads as another (OLMo 2)."""
 
@@ -125,10 +149,14 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * size, bias=config.mlp_bias)
         self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.gate = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
+        self.gate_multiplier = 1.0 if config.multipliers is None else config.multipliers.mlp_gate
 
     def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
         """[T, E] -> [T, E]; what the step says of sequences plays no role."""
-        return self.down_proj(self.gate(self.gate_up_proj(x_TE)))
+        gate_up_TI = self.gate_up_proj(x_TE)
+        if self.gate_multiplier != 1.0:
+            gate_up_TI[:, : self.size].mul_(self.gate_multiplier)
+        return self.down_proj(self.gate(gate_up_TI))
 
 
 class PlainMLP(nn.Module):

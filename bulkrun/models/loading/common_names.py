@@ -58,10 +58,12 @@ _NEMOTRON = {
 _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "BambaForCausalLM": _BAMBA,
     "Ernie4_5_MoeForCausalLM": _ERNIE_MOE,
+    "FalconH1ForCausalLM": _BAMBA,
     "Glm4ForCausalLM": _GLM4,
     "Glm4MoeForCausalLM": {"gate.e_score_correction_bias": "expert_bias"},
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
+    "HunYuanDenseV1ForCausalLM": {"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,
     "Lfm3ForCausalLM": _LFM3,

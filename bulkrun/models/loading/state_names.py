@@ -52,7 +52,8 @@ def _mamba2_targets(prefix: str, module: Mamba2, config: DecoderConfig) -> Itera
         yield f"{prefix}conv1d.bias", whole(module.conv_bias)
     for name, parameter in (("A_log", module.a_log), ("dt_bias", module.dt_bias), ("D", module.d)):
         yield f"{prefix}{name}", whole(parameter)
-    yield f"{prefix}norm.weight", Target(module.norm.weight.data, (module.norm.weight.numel(),))
+    if module.norm is not None:
+        yield f"{prefix}norm.weight", Target(module.norm.weight.data, (module.norm.weight.numel(),))
     yield from parts_of(prefix, module.o_proj, {"out_proj": config.hidden_size})
 
 

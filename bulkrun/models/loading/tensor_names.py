@@ -11,8 +11,17 @@ from torch import nn
 
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
-from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, PlainMLP, ProjectionQKNorm, RMSNorm, SparseMLP
+from bulkrun.models.decoder.decoder_layer import Attention, AttentionBesideMamba2, DecoderLayer
+from bulkrun.models.decoder.layers import (
+    MLP,
+    HeadQKNorm,
+    Linear,
+    PlainMLP,
+    ProjectionQKNorm,
+    RMSNorm,
+    SparseMLP,
+    TurnedQKNorm,
+)
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.row_orders import gates_first, halves_first
 from bulkrun.models.loading.state_names import state_targets
@@ -107,6 +116,9 @@ def _layer_targets(
     yield from _norm_targets(prefix, layer, config)
     if isinstance(layer.attention, Attention):
         yield from _attention_targets(prefix + parts.attention, layer.attention, config)
+    elif isinstance(layer.attention, AttentionBesideMamba2):
+        yield from _attention_targets(prefix + parts.attention, layer.attention.attention, config)
+        yield from state_targets(prefix, parts.state, layer.attention.mamba, config)
     elif layer.attention is not None:
         yield from state_targets(prefix, parts.state, layer.attention, config)
     if isinstance(layer.mlp, SparseMLP):
@@ -164,6 +176,9 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
         q_HD, k_KD = attention.qk_norm.weight.data.split((config.num_heads, config.num_kv_heads))
         for name, view in (("q_norm", q_HD), ("k_norm", k_KD)):
             yield f"{prefix}{name}.weight", Target(view, (config.head_dim,), config.norm_offset)
+    elif isinstance(attention.qk_norm, TurnedQKNorm):
+        for name, view in zip(("q_norm", "k_norm"), attention.qk_norm.weight.data, strict=True):
+            yield f"{prefix}{name}.weight", Target(view, (config.head_dim,))
     elif isinstance(attention.qk_norm, ProjectionQKNorm):
         yield f"{prefix}q_norm.weight", _norm(attention.qk_norm.q, config)
         yield f"{prefix}k_norm.weight", _norm(attention.qk_norm.k, config)

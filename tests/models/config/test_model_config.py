@@ -44,6 +44,7 @@ def test_absent_keys_have_transformers_defaults() -> None:
 # without them no layer attends
 NEEDED: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "FalconH1ForCausalLM": {"mamba_n_heads": 8},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"]},
 }

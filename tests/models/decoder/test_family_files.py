@@ -37,6 +37,15 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
         ("arcee", {"mlp_bias": True, "rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("exaone4", {"layer_types": [FULL, SLIDING, SLIDING]}),
+        (
+            "hunyuan",
+            {
+                "rope_theta": 3e3,
+                "attention_bias": True,
+                "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "mscale_all_dim": 0.0},
+            },
+        ),
+        ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "alpha": 3, "factor": 1.0, "rope_theta": 7e3}}),
         ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
         ("glm4_moe", {"first_k_dense_replace": 2, "norm_topk_prob": False, "num_nextn_predict_layers": 1}),
     ],
@@ -86,6 +95,10 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("Ministral3ForCausalLM", {"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
          r"llama_4_scaling_beta needs yarn's original_max_position_embeddings"),
         ("BambaForCausalLM", {"mamba_n_heads": 6, "attn_layer_indices": []}, r"none of 3 layers has full_attention"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "projectors_bias": True}, r"projectors_bias true is not supp"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "mlp_multipliers": [0.0, 1.0]}, r"key 'mlp_gate' is 0.0, not a"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 7}, r"7 Mamba heads of 146 are not the 1024 that"),
+        ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "alpha": -1}}, r"key 'alpha' is -1, not a"),
         ("BambaForCausalLM", {"mamba_n_heads": 5, "attn_layer_indices": [1]}, r"5 Mamba heads of 19 are not the 96"),
     ],
 )  # fmt: skip

@@ -64,6 +64,23 @@ NEMOTRON = {  # as nvidia/NVIDIA-Nemotron-Nano-9B-v2 and NVIDIA-Nemotron-3-Nano-
     "use_bias": False,
     "use_conv_bias": True,
 }
+FALCON = {  # as tiiuae/Falcon-H1-0.5B-Instruct has them
+    "attn_layer_indices": None,
+    "head_dim": 8,
+    "key_multiplier": 0.39,
+    "lm_head_multiplier": 0.0195,
+    "mamba_conv_bias": True,
+    "mamba_d_head": 16,
+    "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_use_mlp": True,
+    "mlp_expansion_factor": 8,
+    "num_logits_to_keep": 1,
+    "projectors_bias": False,
+    "rope_theta": 100_000_000_000.0,
+    "time_step_limit": [0.0, float("inf")],
+}
 GRANITE = {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chunk_size": 256, "mamba_expand": 2}
 
 
@@ -74,6 +91,12 @@ GRANITE = {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chu
         ("lfm3", ("layer_types",), {"norm_eps": 1e-3, "num_hidden_layers": 6}),
         ("nemotron_h", ("layers_block_type", "intermediate_size"), NEMOTRON | {"hybrid_override_pattern": "MM*EE"}),
         ("nemotron_h", ("layers_block_type",), NEMOTRON | {"norm_topk_prob": False}),
+        ("falcon_h1", ("mamba_n_groups",), FALCON),
+        (
+            "falcon_h1",
+            ("mlp_multipliers", "ssm_multipliers", "ssm_in_multiplier"),
+            {"mamba_d_head": 16, "head_dim": 16},
+        ),
         ("bamba", (), {"attn_rotary_emb": 4, "partial_rotary_factor": 0.25, "attn_layer_indices": [0, 3]}),
         ("granite_4", (), GRANITE | {"position_embedding_type": "rope", "mamba_d_head": "auto"}),
         ("granite_h", ("mamba_d_head",), GRANITE | {"mamba_d_head": "auto", "position_embedding_type": "nope"}),

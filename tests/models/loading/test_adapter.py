@@ -71,6 +71,8 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("qwen3_5_moe", {"target_modules": [*QKV, "shared_expert.up_proj", "out_proj"]}),
         ("lfm2", {"target_modules": ["q_proj", "w1", "in_proj", "out_proj"]}),  # of attention and of convolutions
         ("granite_h", {"target_modules": ["q_proj", "in_proj", "out_proj", "input_linear", "output_linear"]}),
+        ("falcon_h1", {"target_modules": [*QKV, "in_proj", "gate_proj"]}),
+        ("hunyuan", {"target_modules": QKV, "modules_to_save": ["query_layernorm", "key_layernorm"]}),
         ("nemotron_h", {"target_modules": ["q_proj", "in_proj", "up_proj"]}),
         ("qwen3_next", {"target_modules": [*QKV, "in_proj_qkvz", "in_proj_ba"], "use_dora": True}),
     ],
