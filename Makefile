@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing into $(VENV): minutes; on Linux, where torch comes with CUDA, 3 GB (the README has a smaller way)'
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install --quiet --no-compile --editable '.[dev]'
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --no-compile --editable '.[dev]' # setuptools warns of every editable one
 	touch $@
 
 test: setup
