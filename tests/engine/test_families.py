@@ -91,6 +91,14 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     assert (engine.stats().num_cached_tokens > 0) == (way in ("prefix cached", "preempted"))
 
 
+@pytest.mark.parametrize("variant", ["ministral3", "glm4", "hunyuan", "ernie4_5_moe", "falcon_h1"])
+def test_deterministic_runs_give_them_too(make_engine: EngineFactory, variant: str) -> None:
+    engine = make_engine(variant, max_num_batched_tokens=40, deterministic=True)
+    engine._sequences.eos_token_ids = frozenset()
+    completions = run(engine, _requests())
+    assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected_of(variant)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 33, "max_num_seqs": 20}], ids=str
 )
