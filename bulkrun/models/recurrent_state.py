@@ -44,7 +44,7 @@ class RecurrentState:
                 _zeros((num_rows, *kind.conv_shape), dtype, device),
                 None if matrix is None else _zeros((num_rows, *matrix), _STATE_DTYPE, device),
             )
-            for _ in range(sum(kind.layers) if num_layers is None else num_layers)
+            for _ in range(config.num_state_layers if num_layers is None else num_layers)
         ]
 
     @property

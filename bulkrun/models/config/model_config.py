@@ -68,6 +68,11 @@ class ModelConfig:
         """The layers whose keys and values are kept."""
         return self.num_layers
 
+    @property
+    def num_state_layers(self) -> int:
+        """Those that keep a state of one size."""
+        return 0
+
     def model_len(self, asked: int | None) -> int:
         """The longest sequences where `engine.max_model_len` is `asked`. Raises UsageError where that is too much."""
         limit = self.reachable_positions
@@ -137,6 +142,11 @@ class DecoderConfig(ModelConfig):
     def num_kv_layers(self) -> int:
         """Those that attend."""
         return sum(self.attends)
+
+    @property
+    def num_state_layers(self) -> int:
+        """Those that keep a state of one size."""
+        return 0 if self.recurrence is None else sum(self.recurrence.layers)
 
     @property
     def attends(self) -> tuple[bool, ...]:
