@@ -11,7 +11,7 @@ from typing import Any
 
 from bulkrun.models.config.expert_families import MIXTURES
 from bulkrun.models.config.family import GRANITE_KEYS, Family
-from bulkrun.models.config.family_files import of_ernie, of_exaone, of_hunyuan, of_ministral
+from bulkrun.models.config.family_files import of_ernie, of_exaone, of_hunyuan
 from bulkrun.models.config.hybrid_families import HYBRIDS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
@@ -69,10 +69,9 @@ _DENSE: dict[str, Family] = {
             "max_position_embeddings": 262_144,
             "rms_norm_eps": 1e-5,
             "sliding_window": None,
-            "query_growth": None,
+            "grows_queries": True,
         },
         rope=_MINISTRAL_ROPE,
-        in_common_words=of_ministral,
     ),
     "ArceeForCausalLM": Family(
         "arcee",

@@ -15,12 +15,6 @@ _Keys = Mapping[str, Any]
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def of_ministral(raw: _Keys) -> _Keys:
-    """Ministral 3: how queries grow stands beside the scaling of its RoPE."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {"llama_4_scaling_beta": 0.1}
-    return {**raw, "query_growth": rope.get("llama_4_scaling_beta")}
-
-
 def of_ernie(raw: _Keys) -> _Keys:
     """ERNIE 4.5: one key for the biases of all projections."""
     has_biases = bool(raw.get("use_bias", False))

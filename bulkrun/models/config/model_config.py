@@ -257,12 +257,13 @@ def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> Rop
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
     config.check_fits(_heads(keys)[2])
-    if not keys.get("query_growth"):
+    beta = rope.get("llama_4_scaling_beta") if keys.get("grows_queries") else None
+    if not beta:
         return config
-    check_number("llama_4_scaling_beta", keys["query_growth"], float)
+    check_number("llama_4_scaling_beta", beta, float)
     if not config.original_max_position_embeddings:
         raise ModelError("llama_4_scaling_beta needs yarn's original_max_position_embeddings; download the model again")
-    return dataclasses.replace(config, query_growth=float(keys["query_growth"]))
+    return dataclasses.replace(config, query_growth=float(beta))
 
 
 def _activation(keys: Mapping[str, Any], family: Family) -> str:

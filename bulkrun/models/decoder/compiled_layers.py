@@ -35,10 +35,7 @@ _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more 
 def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
-    has_others = config.moe is not None or config.has_sinks or config.gates_heads or config.mlp_alone is not None
-    has_others = has_others or config.activation == "relu2" or config.qk_norm == "turned_head"
-    has_others = has_others or config.attends_beside_states
-    if model.device.type != "cpu" or has_others or not _are_suitable_linears(model):
+    if model.device.type != "cpu" or _has_others(config) or not _are_suitable_linears(model):
         return None
     sizes = _sizes(config, model.dtype)
     if not can_stack(sizes, model.norm.weight.dtype) or not _can_mix(config):
@@ -46,6 +43,19 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     ropes = list(model.inv_freqs)
     layers = [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
     return LayerStack(layers, model.norm.weight, sizes)
+
+
+def _has_others(config: DecoderConfig) -> bool:
+    """Whether layers have what the call knows nothing of."""
+    return (
+        config.moe is not None
+        or config.has_sinks
+        or config.gates_heads
+        or config.mlp_alone is not None
+        or config.activation == "relu2"
+        or config.qk_norm == "turned_head"
+        or config.attends_beside_states
+    )
 
 
 def _can_mix(config: DecoderConfig) -> bool:

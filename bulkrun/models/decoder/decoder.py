@@ -84,7 +84,8 @@ class Decoder(nn.Module):
         """
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
-        if self.layer_stack is not None and self._is_for_stack(residual_TE, kv_cache, rotaries):
+        has_growth = any(rotary.query_growth is not None for rotary in rotaries.values())
+        if self.layer_stack is not None and not has_growth and self.layer_stack.takes(residual_TE, kv_cache.dtype):
             states = [(*state.tensors,) for state in kv_cache.states]
             caches = kv_cache.k, kv_cache.v
             turns = [(rotary.cos, rotary.sin) for rotary in rotaries.values()]
@@ -139,14 +140,6 @@ class Decoder(nn.Module):
             if isinstance(module, kinds):
                 module.pack()
 
-    def _is_for_stack(
-        self, residual_TE: torch.Tensor, kv_cache: KVCache, rotaries: dict[RopeConfig | None, Rotary]
-    ) -> bool:
-        """Whether the compiled layers, if there are any, do all that this step is about."""
-        stack = self.layer_stack
-        has_growth = any(rotary.query_growth is not None for rotary in rotaries.values())
-        return stack is not None and not has_growth and stack.takes(residual_TE, kv_cache.dtype)
-
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
         embeds_TE = F.embedding(input_ids_T, self.embed_weight).to(self.dtype)
         if self.config.embedding_multiplier == 1.0:
@@ -160,12 +153,11 @@ class Decoder(nn.Module):
 
     def _rotary(self, rope: RopeConfig, positions_T: torch.Tensor, num_positions: int) -> Rotary:
         """From a table on a CPU; a captured step of a GPU must not read one that grows."""
-        inv_freq, has_growth = self.inv_freqs[rope], bool(rope.query_growth)
+        inv_freq, growth = self.inv_freqs[rope], None
+        if rope.query_growth and (not positions_T.is_cpu or num_positions > rope.original_max_position_embeddings):
+            growth = query_growth(rope, positions_T).to(self.dtype)
         if not positions_T.is_cpu:
-            growth = query_growth(rope, positions_T).to(self.dtype) if has_growth else None
             return Rotary(*ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype), growth)
         if rope not in self._rotary_tables:
             self._rotary_tables[rope] = RotaryTable(inv_freq, rope.attention_factor, self.dtype)
-        has_growth = has_growth and num_positions > rope.original_max_position_embeddings
-        growth = query_growth(rope, positions_T).to(self.dtype) if has_growth else None
         return Rotary(*self._rotary_tables[rope].rows(positions_T, num_positions), growth)

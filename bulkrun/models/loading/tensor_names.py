@@ -59,17 +59,19 @@ _PREFIXES: Mapping[str, _Prefixes] = {
     "GraniteMoeHybridForCausalLM": _Prefixes(mlp="shared_mlp.", shared="shared_mlp."),  # beside experts and alone
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
+_GATED = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "Lfm2MoeForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
     "NemotronHForCausalLM": _ExpertNames("mixer", None, "up_proj", "down_proj"),
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-    "Ernie4_5_MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-    "Glm4MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-    "OlmoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-    "Qwen3MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-    "Qwen3NextForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-    "Qwen3_5MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "Ernie4_5_MoeForCausalLM": _GATED,
+    "Glm4MoeForCausalLM": _GATED,
+    "OlmoeForCausalLM": _GATED,
+    "Qwen3MoeForCausalLM": _GATED,
+    "Qwen3NextForCausalLM": _GATED,
+    "Qwen3_5MoeForCausalLM": _GATED,
 }
+_BIASES_IN_A_ROW = ("Ernie4_5_MoeForCausalLM",)  # [1, X], of the choice of experts
 _FUSED_EXPERTS = "mlp.experts."  # in transformers 5's own layout, of all architectures: all experts in one tensor
 _INTERLEAVED_EXPERTS = ("GptOssForCausalLM",)  # so too, each gate followed by its up
 PACKED_EXPERTS = "_blocks"  # behind the name of experts' weights in MXFP4, whose rows are not columns then
@@ -139,10 +141,7 @@ def _sparse_targets(
     prefix: str, parts: _Prefixes, mlp: SparseMLP, config: DecoderConfig, stored: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, Target]]:
     if mlp.score_bias is not None:
-        stored_bias = stored.get(f"{prefix}{parts.sparse}expert_bias")
-        is_row = stored_bias is not None and len(stored_bias.shape) == 2
-        num_experts = mlp.moe.num_experts
-        shape = (1, num_experts) if is_row else (num_experts,)
+        shape = (1,) * (config.architecture in _BIASES_IN_A_ROW) + (mlp.moe.num_experts,)
         yield f"{prefix}{parts.sparse}expert_bias", Target(mlp.score_bias.data, shape)
     if mlp.shared is not None:
         yield from _mlp_targets(prefix + parts.shared, mlp.shared.mlp, config)
