@@ -18,8 +18,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add x to the residual stream and normalize the sum; returns (normed, new residual), both like x."""
-    residual = x + residual
+    """Add x to the residual stream and normalize the sum; returns (normed, new residual), both like x.
+
+    scale: [1] in x's dtype, what the sum is multiplied by before; rounded to that dtype, as the sum is.
+    """
+    residual = x + residual if scale is None else (x + residual) * scale
     return rms_norm(residual, weight, eps), residual

@@ -41,6 +41,7 @@ NAMES = [
     "opt",
     "cohere2",
     "gemma4",
+    "gemma4_moe",
     "mimo_v2_flash",
 ]
 VARIANTS = known(NAMES)

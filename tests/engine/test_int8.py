@@ -34,6 +34,7 @@ FAMILIES = [
     "nemotron_h",
     "phi3",
     "gemma2",
+    "gemma4",
     "olmo2",
     "granite",
 ]
@@ -41,7 +42,9 @@ MIXTURES = {
     "mixtral": {},
     "qwen3_moe": {"moe_intermediate_size": 64},
     "gpt_oss": {"num_local_experts": 6},
+    "gemma4_moe": {"moe_intermediate_size": 64, "global_head_dim": 32},
 }
+NUM_QUANTIZED = {"qwen3_moe": (12, 4), "gemma4_moe": (30, 10)}  # of them of experts
 MAX_TOKENS = 17
 
 
@@ -89,7 +92,7 @@ def test_experts_have_the_tokens_of_a_model_quantized_by_hand(
     sizes = {"max_num_batched_tokens": 29, "max_num_seqs": 4}
     engine = engine_over(tmp_path, variant, deterministic=deterministic, **sizes)
     experts = [one for one in quantized_of(engine) if isinstance(one, Int8ExpertLinear)]
-    assert len(quantized_of(engine)) == 12 and len(experts) == (4 if variant == "qwen3_moe" else 6)
+    assert (len(quantized_of(engine)), len(experts)) == NUM_QUANTIZED.get(variant, (12, 6))
     assert all((one.zeros is not None) == can_pack_int8(32, 64) for one in quantized_of(engine))
     for request, output in zip(requests(), tokens(engine), strict=True):
         assert_best(model, request.prompt_token_ids, output)

@@ -82,6 +82,7 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
         ("ct_channel", "nemotron_h_moe"),
         ("ct_channel", "glm4"),
         ("block", "glm4_moe"),
+        ("ct_channel", "gemma4"),
     ],
 )
 def test_experts_states_and_rows_in_another_order_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:

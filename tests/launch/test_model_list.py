@@ -43,13 +43,13 @@ def test_layers_of_other_heads_are_described_with_all_of_them(tmp_path: Path) ->
     text = {
         "model_type": "gemma4_text", "vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
-        "max_position_embeddings": 99,
+        "max_position_embeddings": 99, "intermediate_size": 72,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
     }  # fmt: skip
     raw = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     facts = describe_model(str(tmp_path))
-    assert (facts["level"], facts["architecture"]) == ("general", "Gemma4ForCausalLM")
+    assert (facts["level"], facts["architecture"]) == ("fast", "Gemma4ForCausalLM")
     assert facts["heads"] == "4 query, 2 key/value of 16 or 2 key/value of 32"
 
 

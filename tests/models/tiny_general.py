@@ -46,7 +46,7 @@ GROWING = {
     },
 }
 _PER_LAYER_INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 131}
-_SHARED_KV = {
+SHARED_KV = {
     "num_hidden_layers": 5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     "num_kv_shared_layers": 2,
@@ -55,8 +55,8 @@ _SHARED_KV = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
-_GEMMA4 = {
-    **_SHARED_KV,
+GEMMA4 = {
+    **SHARED_KV,
     **_PER_LAYER_INPUTS,
     "global_head_dim": 32,
     "use_double_wide_mlp": True,
@@ -109,7 +109,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flint": ("FlintForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
     "gemma3n": (
         "Gemma3nForCausalLM",
-        _SHARED_KV
+        SHARED_KV
         | _PER_LAYER_INPUTS
         | {
             "laurel_rank": 8,
@@ -117,26 +117,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": [72] * 5,
             "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
         },
-    ),
-    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
-    "gemma4_moe": (
-        "Gemma4ForCausalLM",
-        _GEMMA4
-        | {
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
-            "use_double_wide_mlp": False,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "enable_moe_block": True,
-            "num_experts": 5,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 24,
-        },
-    ),
-    "gemma4_unified": (
-        "Gemma4UnifiedForCausalLM",
-        _SHARED_KV | {"global_head_dim": 32, "num_kv_shared_layers": 0, "num_global_key_value_heads": 1},
     ),
     "granite_swa": ("GraniteSWAForCausalLM", _MIXED | MULTIPLIERS),
     "granitemoe_swa": (

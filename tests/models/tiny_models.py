@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.models.tiny_general import GENERAL_VARIANTS, GROWING, MULTIPLIERS, NO_GQA
+from tests.models.tiny_general import GEMMA4, GENERAL_VARIANTS, GROWING, MULTIPLIERS, NO_GQA, SHARED_KV
 
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
@@ -278,6 +278,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_rope_linear": (
         "Gemma3ForCausalLM",
         _GEMMA | {"sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4_moe": (
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedForCausalLM",
+        SHARED_KV | {"global_head_dim": 32, "num_kv_shared_layers": 0, "num_global_key_value_heads": 1},
     ),
     "phi3": ("Phi3ForCausalLM", {"pad_token_id": 0}),
     "phi3_sliding": ("Phi3ForCausalLM", {"pad_token_id": 0, "sliding_window": 14}),

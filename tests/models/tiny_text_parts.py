@@ -34,12 +34,16 @@ def _general(variant: str, model_type: str) -> dict[str, Any]:
     return {"model_type": model_type, **GENERAL_VARIANTS[variant][1]}
 
 
+def _fast(variant: str, model_type: str) -> dict[str, Any]:
+    return {"model_type": model_type, **VARIANTS[variant][1]}
+
+
 # name -> (architecture, its text part's keys beside the small sizes, its tower's keys)
 TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
-    "gemma4": ("Gemma4ForConditionalGeneration", _general("gemma4", "gemma4_text"), _GEMMA4),
+    "gemma4": ("Gemma4ForConditionalGeneration", _fast("gemma4", "gemma4_text"), _GEMMA4),
     "gemma4_unified": (
         "Gemma4UnifiedForConditionalGeneration",
-        _general("gemma4_unified", "gemma4_unified_text"),
+        _fast("gemma4_unified", "gemma4_unified_text"),
         None,
     ),
     "gemma3n": ("Gemma3nForConditionalGeneration", _general("gemma3n", "gemma3n_text"), {}),

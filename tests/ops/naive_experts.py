@@ -34,12 +34,14 @@ def naive_experts(
 
 
 def activated(both: torch.Tensor, activation: ops.ExpertActivation, dtype: torch.dtype) -> torch.Tensor:
-    """What comes of gates and ups, or ups alone, in float64; SiLU is rounded to `dtype` as the op rounds it."""
+    """What comes of gates and ups, or ups alone, in float64; SiLU and GELU are rounded to `dtype` as ops round them."""
     if activation == "relu2":
         return both.clamp(min=0) ** 2
     gate, up = both.chunk(2, dim=-1)
     if activation is None:
         return F.silu(gate).to(dtype).double() * up
+    if activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh").to(dtype).double() * up
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
 

@@ -50,6 +50,10 @@ def test_add_rms_norm_returns_the_norm_of_the_sum_and_the_sum(dtype: torch.dtype
     reference = LlamaRMSNorm(40).to(dtype)
     reference.weight.data.copy_(weight)
     torch.testing.assert_close(normed, reference(x + residual))
+    scale = torch.tensor([0.37]).to(dtype)
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-6, scale)
+    assert torch.equal(total, (x + residual) * scale)
+    torch.testing.assert_close(normed, reference(total))
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 128])

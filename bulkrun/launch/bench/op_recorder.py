@@ -19,8 +19,8 @@ from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.step import model_runner
 from bulkrun.launch.bench.device_trace import OP_PREFIX, STEP_PREFIX
 from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepSequences, attention_cost, experts_cost, product_cost
+from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.ops.dispatch import uses_triton
 from bulkrun.ops.matmul.weight_kinds import numbers_per_item, values_of

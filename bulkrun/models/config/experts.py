@@ -26,6 +26,7 @@ class MoEConfig:
     scores: Scores = "softmax"
     has_score_bias: bool = False  # which chooses experts and does not weigh them
     weights_scale: float = 1.0
+    beside_mlp: bool = False  # a dense MLP's output and the experts' are each normalized, and added up
     swiglu: tuple[float, float] | None = None  # alpha and limit (`ops.ClampedSwiglu`); None: SiLU
 
 
@@ -56,6 +57,7 @@ def moe_of(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
         has_score_bias=bool(keys.get("use_expert_bias")),
         weights_scale=float(keys.get("routed_scaling_factor", 1.0)),
         shared_size=_shared_size(keys),
+        beside_mlp=bool(keys.get("experts_beside_mlp")),
         swiglu=_swiglu(keys),
     )
 

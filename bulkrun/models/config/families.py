@@ -2,7 +2,7 @@
 
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
 meaning for it, whatever the file says. Mixtures of experts stand in `expert_families`, those of which some layers keep
-a state in `hybrid_families`.
+a state in `hybrid_families`, Gemma's in `gemma_families`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from bulkrun.models.config.expert_families import MIXTURES
 from bulkrun.models.config.family import GRANITE_KEYS, Family
 from bulkrun.models.config.family_files import of_ernie, of_exaone, of_hunyuan
+from bulkrun.models.config.gemma_families import GEMMAS
 from bulkrun.models.config.hybrid_families import HYBRIDS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
@@ -30,16 +31,6 @@ _MINISTRAL_ROPE = {  # where the file says nothing
 }
 _QWEN = _WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
 _QWEN |= {"use_sliding_window": False, "max_window_layers": 28}
-_GEMMA: dict[str, Any] = {
-    "head_dim": 256,
-    "num_key_value_heads": 4,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "attention_bias": False,
-    "use_bidirectional_attention": False,
-    **_WINDOW,
-}
 _GLM: dict[str, Any] = {
     "head_dim": 128,
     "num_key_value_heads": 2,
@@ -152,59 +143,6 @@ _DENSE: dict[str, Family] = {
         _QWEN | {"head_dim": 128, "attention_bias": False},
         qk_norm="head",
     ),
-    "GemmaForCausalLM": Family(
-        "gemma",
-        "Gemma",
-        "scaled embeddings",
-        {
-            "head_dim": 256,
-            "num_key_value_heads": 16,
-            "hidden_act": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 8192,
-            "attention_bias": False,
-            "use_bidirectional_attention": False,
-        },
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        scales_embeddings=True,
-    ),
-    "Gemma2ForCausalLM": Family(
-        "gemma2",
-        "Gemma 2",
-        "soft-caps, sliding window layers",
-        _GEMMA
-        | {
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window_pattern": 2,
-        },
-        norms="sandwich",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        scales_embeddings=True,
-    ),
-    "Gemma3ForCausalLM": Family(
-        "gemma3_text",
-        "Gemma 3 (text; of the larger ones the text part)",
-        "QK-norm, sliding window layers with a RoPE of their own",
-        _GEMMA
-        | {
-            "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 131_072,
-            "rope_theta": 1_000_000.0,
-            "rope_local_base_freq": 10_000.0,
-            "final_logit_softcapping": None,
-            "sliding_window_pattern": 6,
-        },
-        qk_norm="head",
-        norms="sandwich",
-        norm_offset=1.0,
-        norm_rounds_once=True,
-        scales_embeddings=True,
-    ),
     "Phi3ForCausalLM": Family(
         "phi3",
         "Phi-3, Phi-3.5 (mini, medium), Phi-4, Phi-4-mini",
@@ -265,4 +203,4 @@ _DENSE: dict[str, Family] = {
         GRANITE_KEYS | _BIASES,
     ),
 }
-FAMILIES = _DENSE | MIXTURES | HYBRIDS
+FAMILIES = _DENSE | GEMMAS | MIXTURES | HYBRIDS

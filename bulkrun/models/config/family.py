@@ -36,6 +36,8 @@ class Family:
     expert_scores: Scores = "softmax"
     gates_attention: bool = False  # each query head comes with a gate for what it finds
     gates_heads: bool = False  # one number does for each head
+    norms_values: bool = False  # each value head is normalized by itself, without a weight
+    scales_layers: bool = False  # behind each layer the residual stream is multiplied by a number of its own
     turns_neighbours: bool = False  # RoPE turns each even dimension with the next one, and not with one half a head on
     rope: Mapping[str, Any] = field(default_factory=dict)  # where the file says nothing of its scaling
     # the file's keys in the words of the others, and what layers that keep a state are by the keys that are read

@@ -41,8 +41,6 @@ TRIED: Mapping[str, str] = {
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
     "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
     "Gemma3nForCausalLM": "Gemma 3n (the text part)",
-    "Gemma4ForCausalLM": "Gemma 4 (the text part)",
-    "Gemma4UnifiedForCausalLM": "Gemma 4 12B (the text part)",
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GraniteMoeSWAForCausalLM": "Granite Swash (mixture of experts)",
     "GraniteMoeSharedForCausalLM": "Granite (mixture with shared experts)",

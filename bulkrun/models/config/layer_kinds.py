@@ -1,12 +1,14 @@
-"""Which of a decoder's layers have a window, and which turn their queries and keys. Torch-free."""
+"""Which of a decoder's layers have a window, and how they turn their queries and keys. Torch-free."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number
+from bulkrun.models.config.rope import RopeConfig
 
 
 def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
@@ -78,3 +80,43 @@ def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
         return tuple(bool(has_rope) for has_rope in of_layers(keys, "no_rope_layers"))
     interval = keys.get("no_rope_layer_interval", num_layers + 1)
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+
+
+def layer_ropes(
+    raw: Mapping[str, Any],
+    of_file: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    windows: tuple[int | None, ...],
+    head_dim: int,
+) -> tuple[RopeConfig | None, ...]:
+    """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none.
+
+    OLMo 3's windowed layers have the file's `rope_theta` without its scaling, as in the code that it was published
+    with. transformers 5 reads the key for the other layers alone and gives these its default, which is what the
+    published files say.
+    """
+    has_rope = rope_layers(keys)
+    if "rope_local_base_freq" not in keys:
+        rope = _rope(of_file, keys, keys["rope_theta"], head_dim)
+        return tuple(rope if has else None for has in has_rope)
+    nested = raw.get("rope_parameters") or {}
+    full = _rope(of_file, keys, keys["rope_theta"], head_dim)
+    local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
+    local = _rope(nested.get("sliding_attention") or {}, keys, local_theta, head_dim)
+    ropes = [full if window is None else local for window in windows]
+    return tuple(rope if has else None for rope, has in zip(ropes, has_rope, strict=True))
+
+
+def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float, head_dim: int) -> RopeConfig:
+    rope = {"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}
+    config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
+    if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
+        raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
+    config.check_fits(head_dim)
+    beta = rope.get("llama_4_scaling_beta") if keys.get("grows_queries") else None
+    if not beta:
+        return config
+    check_number("llama_4_scaling_beta", beta, float)
+    if not config.original_max_position_embeddings:
+        raise ModelError("llama_4_scaling_beta needs yarn's original_max_position_embeddings; download the model again")
+    return dataclasses.replace(config, query_growth=float(beta))

@@ -6,21 +6,21 @@ general way (`general_config`). What cannot run at all is refused by name.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.architectures import find_family, text_part
 from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.experts import MoEConfig, moe_of
-from bulkrun.models.config.family import Family, NormPlacement, QKNorm, check_number, read_keys
+from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
-from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
+from bulkrun.models.config.heads import heads_of, unlike_layers_of
+from bulkrun.models.config.layer_kinds import layer_ropes, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.multipliers import Multipliers, multipliers_of
 from bulkrun.models.config.recurrence import Recurrence
@@ -57,6 +57,11 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Numbers that the cache holds of a token: keys and values of all layers."""
         return 2 * sum(kv.size for layer, kv in enumerate(self.layers_kv) if kv.source == layer)
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether layers read the keys and values of earlier ones."""
+        return any(kv.source != layer for layer, kv in enumerate(self.layers_kv))
 
     @property
     def reachable_positions(self) -> int:
@@ -98,6 +103,13 @@ class ModelConfig:
         return ModelConfig(**general_facts(raw), **common_facts(raw))
 
 
+class LayerInputs(NamedTuple):
+    """What each layer is told of a token anew, by an embedding of its own."""
+
+    size: int
+    vocab_size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """One model of the decoder's families: everything in which they differ."""
@@ -128,6 +140,11 @@ class DecoderConfig(ModelConfig):
     multipliers: Multipliers | None = None
     gates_attention: bool = False  # its outputs are multiplied by the sigmoid of what queries come with
     gates_heads: bool = False  # each head's outputs are, by one number
+    norms_values: bool = False  # each value head is normalized, without a weight
+    keys_are_values: tuple[bool, ...] | None = None  # per layer: whether one projection does for both
+    mlp_sizes: tuple[int, ...] | None = None  # per layer, of dense MLPs; None: each is `intermediate_size` wide
+    layer_inputs: LayerInputs | None = None
+    scales_layers: bool = False  # behind each layer the residual stream is multiplied by a number of its own
     turns_neighbours: bool = False  # checkpoints have the dimensions that RoPE turns together side by side
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
     is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
@@ -158,6 +175,17 @@ class DecoderConfig(ModelConfig):
         pairs = zip(has_state, self.mlp_alone or no_layer, strict=True)
         return tuple(not (is_state or is_mlp) for is_state, is_mlp in pairs)
 
+    def mlp_size(self, layer: int) -> int:
+        """Of a layer's dense MLP, where it has one."""
+        return self.intermediate_size if self.mlp_sizes is None else self.mlp_sizes[layer]
+
+    @property
+    def rope_head_dims(self) -> dict[RopeConfig, int]:
+        """Each rotary embedding, with the dimensions of the heads that it turns."""
+        attending = [layer for layer, attends in enumerate(self.attends) if attends]
+        pairs = ((self.ropes[layer], kv.head_dim) for layer, kv in zip(attending, self.layers_kv, strict=True))
+        return {rope: head_dim for rope, head_dim in pairs if rope is not None}
+
     @classmethod
     def of_family(
         cls, architecture: str, family: Family, raw: Mapping[str, Any], *, is_causal: bool = True
@@ -169,10 +197,10 @@ class DecoderConfig(ModelConfig):
             raise ModelError(
                 "use_bidirectional_attention makes this an encoder; models that generate text are supported"
             )
-        num_heads, num_kv_heads, head_dim = _heads(keys)
+        num_heads, num_kv_heads, head_dim = heads_of(keys)
         windows = sliding_windows(keys) if is_causal else windows_both_ways(keys)
         rope = rope_keys(raw, family.rope)
-        ropes = _ropes(raw, rope, keys, windows)
+        ropes = layer_ropes(raw, rope, keys, windows, head_dim)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -205,11 +233,17 @@ class DecoderConfig(ModelConfig):
             ropes=ropes,
             moe=moe_of(keys, family),
             recurrence=family.recurrence(keys) if family.recurrence and any(keys["linear_layers"]) else None,
-            mlp_alone=tuple(keys["mlp_alone"]) if "mlp_alone" in keys else None,
+            mlp_alone=_per_layer(keys, "mlp_alone"),
             attends_beside_states=bool(keys.get("attends_beside_states")),
             multipliers=multipliers_of(keys),
             gates_attention=family.gates_attention,
             gates_heads=family.gates_heads,
+            norms_values=family.norms_values,
+            keys_are_values=_per_layer(keys, "keys_are_values"),
+            mlp_sizes=_per_layer(keys, "mlp_sizes"),
+            layer_inputs=_layer_inputs(keys),
+            scales_layers=family.scales_layers,
+            unlike_layers=unlike_layers_of(keys, num_heads),
             turns_neighbours=family.turns_neighbours,
             stored_quantization=quantization,
             is_causal=is_causal,
@@ -217,53 +251,13 @@ class DecoderConfig(ModelConfig):
         )
 
 
-def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Query heads, key heads, dimensions of a head."""
-    num_heads = keys["num_attention_heads"]
-    head_dim = keys["head_dim"] or keys["hidden_size"] // num_heads
-    num_kv_heads = keys["num_key_value_heads"] or num_heads
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise ModelError(
-            f"{num_heads} query heads over {num_kv_heads} key heads of {head_dim} dimensions is not supported; "
-            "query heads must be a multiple of key heads, and the dimension even"
-        )
-    return num_heads, num_kv_heads, head_dim
+def _per_layer(keys: Mapping[str, Any], name: str) -> tuple[Any, ...] | None:
+    return None if keys.get(name) is None else tuple(keys[name])
 
 
-def _ropes(
-    raw: Mapping[str, Any], of_file: Mapping[str, Any], keys: Mapping[str, Any], windows: tuple[int | None, ...]
-) -> tuple[RopeConfig | None, ...]:
-    """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none.
-
-    OLMo 3's windowed layers have the file's `rope_theta` without its scaling, as in the code that it was published
-    with. transformers 5 reads the key for the other layers alone and gives these its default, which is what the
-    published files say.
-    """
-    has_rope = rope_layers(keys)
-    if "rope_local_base_freq" not in keys:
-        rope = _rope(of_file, keys, keys["rope_theta"])
-        return tuple(rope if has else None for has in has_rope)
-    nested = raw.get("rope_parameters") or {}
-    full = _rope(of_file, keys, keys["rope_theta"])
-    local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
-    local = _rope(nested.get("sliding_attention") or {}, keys, local_theta)
-    ropes = [full if window is None else local for window in windows]
-    return tuple(rope if has else None for rope, has in zip(ropes, has_rope, strict=True))
-
-
-def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> RopeConfig:
-    rope = {"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}
-    config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
-    if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
-        raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
-    config.check_fits(_heads(keys)[2])
-    beta = rope.get("llama_4_scaling_beta") if keys.get("grows_queries") else None
-    if not beta:
-        return config
-    check_number("llama_4_scaling_beta", beta, float)
-    if not config.original_max_position_embeddings:
-        raise ModelError("llama_4_scaling_beta needs yarn's original_max_position_embeddings; download the model again")
-    return dataclasses.replace(config, query_growth=float(beta))
+def _layer_inputs(keys: Mapping[str, Any]) -> LayerInputs | None:
+    size = keys.get("layer_input_size")
+    return None if size is None else LayerInputs(size, keys["layer_input_vocab_size"])
 
 
 def _activation(keys: Mapping[str, Any], family: Family) -> str:

@@ -8,8 +8,9 @@ from bulkrun.models.config.delta_net import DeltaNetConfig
 from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import Attention, AttentionBesideMamba2, DecoderLayer
+from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.mamba2 import Mamba2
@@ -55,6 +56,7 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.activation == "relu2"
         or config.qk_norm == "turned_head"
         or config.attends_beside_states
+        or config.scales_layers
     )
 
 

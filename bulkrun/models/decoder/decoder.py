@@ -16,11 +16,15 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
-from bulkrun.models.decoder.decoder_layer import DecoderLayer, Rotary
-from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, SparseMLP, empty_parameter
+from bulkrun.models.decoder.attention import Rotary
+from bulkrun.models.decoder.decoder_layer import DecoderLayer
+from bulkrun.models.decoder.layer_inputs import LayerInputEmbedding
+from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, empty_parameter
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import query_growth, rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
+from bulkrun.models.decoder.sparse_mlp import SparseMLP
+from bulkrun.models.decoder.step_tokens import StepTokens
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import LayerStack
@@ -38,13 +42,15 @@ class Decoder(nn.Module):
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
         self.embeds_in: torch.dtype | None = None  # what embeddings become, where it is not their weight's own dtype
         layers = (DecoderLayer(config, layer) for layer in range(config.num_layers))
+        inputs = config.layer_inputs
+        self.layer_inputs = None if inputs is None else LayerInputEmbedding(config, inputs)
         self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))  # which does not say of what
         self.norm = RMSNorm(config, config.hidden_size)
         self.lm_head: Linear | nn.Identity = Linear(config.hidden_size, config.vocab_size)
         self.tie_weights()
         self.layer_stack: LayerStack | None = None  # the loader's, where one call can run all layers
         # each rotary embedding that some layer has, on the device once the loader has moved it there
-        self.inv_freqs = {rope: rotary_frequencies(rope, config.head_dim) for rope in config.ropes if rope is not None}
+        self.inv_freqs = {rope: rotary_frequencies(rope, head_dim) for rope, head_dim in config.rope_head_dims.items()}
         self._rotary_tables: dict[RopeConfig, RotaryTable] = {}
 
     @property
@@ -93,15 +99,19 @@ class Decoder(nn.Module):
         assert self.config.is_causal, "only the compiled layers look both ways"
         blocks = [block for layer in self.layers for block in layer.blocks()]
         last_look = max(i for i, block in enumerate(blocks) if block.looks_back)
+        inputs_LTU = None if self.layer_inputs is None else self.layer_inputs(input_ids_T, residual_TE)
+        step = StepTokens(rotaries, inputs_LTU, meta)
         x_TE = blocks[0].norm(residual_TE)
         for i, block in enumerate(blocks):
-            x_TE = block.module(x_TE, rotaries.get(block.rope), kv_cache, meta)
+            x_TE = block.module(x_TE, step.beside(block), kv_cache, step.meta)
             if i == last_look and logits_indices is not None:
                 x_TE, residual_TE = x_TE[logits_indices], residual_TE[logits_indices]
                 if not x_TE.shape[0]:
                     return x_TE  # the middle of a prompt: no more than its keys and values was wanted
+                if self.config.shares_keys or inputs_LTU is not None:
+                    step = step.only(logits_indices)
             next_norm = blocks[i + 1].norm if i + 1 < len(blocks) else self.norm
-            x_TE, residual_TE = next_norm.add(block.out(x_TE), residual_TE)
+            x_TE, residual_TE = next_norm.add(block.out(x_TE), residual_TE, block.scale)
         return x_TE
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:

@@ -2,133 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from bulkrun import ops
 from bulkrun.models.config.delta_net import DeltaNetConfig
 from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.config.short_conv import ShortConvConfig
+from bulkrun.models.decoder.attention import Attention, Rotary
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.layer_inputs import LayerInputMLP
 from bulkrun.models.decoder.layers import (
     MLP,
-    HeadQKNorm,
-    Linear,
     NoNorm,
     PlainMLP,
-    ProjectionQKNorm,
     RMSNorm,
     Scale,
-    SparseMLP,
-    TurnedQKNorm,
     dense_mlp,
     empty_parameter,
 )
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.short_conv import ShortConv
+from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
-
-
-class Rotary(NamedTuple):
-    """One rotary embedding of a step's tokens."""
-
-    cos: torch.Tensor  # [T, 1, R], see `ops.apply_rotary`
-    sin: torch.Tensor
-    query_growth: torch.Tensor | None = None  # what queries are multiplied by [T, 1, 1]; None: 1
-
-
-def attend(
-    q_THD: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    sinks_H: torch.Tensor | None = None,
-    paged_attention: Callable[..., torch.Tensor] = ops.paged_attention,
-) -> torch.Tensor:
-    """Attend over a layer's cache, this step's keys and values included; returns [T, H, D]."""
-    if meta.kv_copies is not None:
-        ops.copy_kv(k_cache, v_cache, meta.kv_copies)
-    return paged_attention(
-        q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks_H=sinks_H
-    )
-
-
-class Attention(nn.Module):
-    """Self-attention over the paged cache of one layer, with fused QKV."""
-
-    in_float32 = ("sinks",)
-
-    def __init__(self, config: DecoderConfig, layer: int, index: int) -> None:
-        """`index`: of its keys and values among the cache's."""
-        super().__init__()
-        self.index, self.has_gate = index, config.gates_attention
-        heads = config.num_heads * (2 if self.has_gate else 1) + 2 * config.num_kv_heads
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
-        self.sliding_window = config.sliding_windows[layer]
-        self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None
-        self.qkv_proj = Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
-        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
-        self.head_gates = Linear(config.hidden_size, config.num_heads) if config.gates_heads else None
-        self.paged_attention = ops.paged_attention  # `make_invariant` puts another op of its contract here
-        self.qk_norm = _QK_NORMS[config.qk_norm](config) if config.qk_norm != "none" else None
-
-    def forward(
-        self,
-        x_TE: torch.Tensor,
-        rotary: Rotary | None,
-        kv_cache: KVCache,
-        meta: AttentionMetadata,
-    ) -> torch.Tensor:
-        """[T, E] -> [T, E]; writes this step's keys and values to the cache first."""
-        k_cache, v_cache = kv_cache.k[self.index], kv_cache.v[self.index]
-        qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
-        gate_THD, qkv_TND = qkv_TND.tensor_split((self.num_heads if self.has_gate else 0,), dim=1)
-        q_THD = self._store(qkv_TND, rotary, k_cache, v_cache, meta.slot_mapping_T)
-        out_THD = attend(
-            q_THD, k_cache, v_cache, meta,
-            scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap, sinks_H=self.sinks,
-            paged_attention=self.paged_attention,
-        )  # fmt: skip
-        if self.has_gate:
-            out_THD = out_THD * gate_THD.sigmoid()
-        elif self.head_gates is not None:
-            out_THD = out_THD * self.head_gates(x_TE).sigmoid().unsqueeze(-1)
-        return self.o_proj(out_THD.flatten(1))
-
-    def _store(
-        self,
-        qkv_TND: torch.Tensor,
-        rotary: Rotary | None,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Normalize queries and keys, turn them by position, write keys and values; the queries [T, H, D]."""
-        qk_norm_weight: torch.Tensor | None = None
-        eps = 0.0
-        if isinstance(self.qk_norm, HeadQKNorm):
-            qk_norm_weight, eps = self.qk_norm.weight, self.qk_norm.eps
-        elif isinstance(self.qk_norm, TurnedQKNorm):
-            qk_norm_weight, eps = self.qk_norm.ones_ND, self.qk_norm.eps
-        elif self.qk_norm is not None:
-            qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
-            qk_TND.copy_(self.qk_norm(qk_TND))
-        cos, sin, query_growth = rotary or (None, None, None)
-        if query_growth is not None:
-            qkv_TND[:, : self.num_heads].mul_(query_growth)
-        q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
-        return self.qk_norm.scale_queries(q_THD) if isinstance(self.qk_norm, TurnedQKNorm) else q_THD
 
 
 class AttentionBesideMamba2(nn.Module):
@@ -155,7 +56,9 @@ class Block(NamedTuple):
     module: nn.Module  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
     out: RMSNorm | NoNorm | Scale
     rope: RopeConfig | None = None
-    looks_back: bool = False  # at earlier tokens: none of a step's tokens may be left out before it
+    looks_back: bool = False  # at what it makes of earlier tokens: none of a step's may be left out before it
+    layer: int | None = None  # whose input is the module's, in the place of a rotary embedding; None: it takes none
+    scale: torch.Tensor | None = None  # what the residual stream is multiplied by behind it [1]; None: nothing
 
 
 class DecoderLayer(nn.Module):
@@ -171,23 +74,36 @@ class DecoderLayer(nn.Module):
         def norm_after() -> RMSNorm | NoNorm | Scale:
             return RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
 
-        self.rope = config.ropes[layer]
+        self.rope, self.layer = config.ropes[layer], layer
         has_attention, has_mlp = config.mlp_alone is None or not config.mlp_alone[layer], config.mlp_alone is None
         self.attention = _attention(config, layer) if has_attention else None
         if has_attention:
             self.input_norm, self.attention_out = norm_before(), norm_after()
         self.mlp = _mlp(config, layer) if has_mlp or not has_attention else None
         if self.mlp is not None:
-            self.mlp_norm, self.mlp_out = norm_before(), norm_after()
+            has_norms = isinstance(self.mlp, DenseBesideExperts)
+            self.mlp_norm, self.mlp_out = NoNorm() if has_norms else norm_before(), norm_after()
             if config.multipliers is not None:
                 self.mlp_out = Scale(config.multipliers.mlp_out)
 
+        self.input_mlp = None if config.layer_inputs is None else LayerInputMLP(config, config.layer_inputs)
+        self.input_out = None if self.input_mlp is None else RMSNorm(config, config.hidden_size)
+        self.scale = empty_parameter(1) if config.scales_layers else None
+
     def blocks(self) -> Iterator[Block]:
         """Those that it has, in their order."""
+        blocks = [*self._blocks()]
+        yield from blocks[:-1]
+        yield blocks[-1]._replace(scale=self.scale)
+
+    def _blocks(self) -> Iterator[Block]:
         if self.attention is not None:
-            yield Block(self.input_norm, self.attention, self.attention_out, self.rope, looks_back=True)
+            reads_others = isinstance(self.attention, Attention) and not self.attention.has_own_keys
+            yield Block(self.input_norm, self.attention, self.attention_out, self.rope, looks_back=not reads_others)
         if self.mlp is not None:
             yield Block(self.mlp_norm, self.mlp, self.mlp_out)
+        if self.input_mlp is not None and self.input_out is not None:
+            yield Block(NoNorm(), self.input_mlp, self.input_out, layer=self.layer)
 
 
 def _attention(
@@ -203,16 +119,14 @@ def _attention(
     return _WITH_STATE[type(kind)](config, sum(kind.layers[:layer]))
 
 
-def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP:
+def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP | DenseBesideExperts:
     is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
-    return SparseMLP(config) if is_sparse else dense_mlp(config)
+    if not is_sparse:
+        return dense_mlp(config, config.mlp_size(layer))
+    assert config.moe is not None
+    return DenseBesideExperts(config) if config.moe.beside_mlp else SparseMLP(config)
 
 
-_QK_NORMS: Mapping[str, type[HeadQKNorm | TurnedQKNorm | ProjectionQKNorm]] = {
-    "head": HeadQKNorm,
-    "turned_head": TurnedQKNorm,
-    "projection": ProjectionQKNorm,
-}
 _WITH_STATE: Mapping[type, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
     DeltaNetConfig: GatedDeltaNet,
     Mamba2Config: Mamba2,

@@ -21,11 +21,12 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import Attention
-from bulkrun.models.decoder.layers import ExpertLinear, Linear, SparseMLP
+from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8ExpertLinear, Int8Linear
+from bulkrun.models.decoder.sparse_mlp import SparseMLP
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import is_cache_dtype

@@ -50,9 +50,11 @@ class RMSNorm(nn.Module):
         """[..., E] -> [..., E]."""
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalize x + residual; returns (normed, new residual)."""
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalize x + residual, times the `scale` [1] if there is one; returns (normed, new residual)."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps, scale)
 
 
 class NoNorm(nn.Module):
@@ -62,9 +64,11 @@ class NoNorm(nn.Module):
         """x as it is."""
         return x
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + residual, the same tensor)."""
-        residual = x + residual
+        residual = x + residual if scale is None else (x + residual) * scale
         return residual, residual
 
 
@@ -94,10 +98,24 @@ class GatedRMSNorm(nn.Module):
 
 
 class HeadQKNorm(RMSNorm):
-    """Each query and key head normalized by itself: one row of the weight per head, so that one op serves both."""
+    """Each query and key head normalized by itself: one row of the weight per head, so that one op serves both.
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config, config.num_heads + config.num_kv_heads, config.head_dim)
+    So are the heads of so many values, where a model has that, as they are.
+    """
+
+    def __init__(self, config: DecoderConfig, num_heads: int, head_dim: int, *, num_values: int = 0) -> None:
+        super().__init__(config, num_heads, head_dim)
+        self._num_values = num_values
+        self._with_values: torch.Tensor | None = None
+
+    @property
+    def weight_ND(self) -> torch.Tensor:
+        """One row for each head that is normalized."""
+        if not self._num_values:
+            return self.weight
+        if self._with_values is None:
+            self._with_values = torch.cat((self.weight, self.weight.new_ones(self._num_values, self.weight.shape[1])))
+        return self._with_values
 
 
 class TurnedQKNorm(RMSNorm):
@@ -201,73 +219,3 @@ class ExpertLinear(nn.Module):
         """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
         packed = ops.pack_experts(self.weight.data, self.mlp_sizes, self.rows_dtype)
         self.weight = nn.Parameter(packed, requires_grad=False)
-
-
-class SharedExpert(nn.Module):
-    """The MLP that every token goes through, beside those picked for it, where it has a gate as much as that says."""
-
-    def __init__(self, config: DecoderConfig, size: int, *, has_gate: bool) -> None:
-        super().__init__()
-        self.mlp = dense_mlp(config, size)
-        self.gate = Linear(config.hidden_size, 1) if has_gate else None
-
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        return self.mlp(x_TE) if self.gate is None else self.gate(x_TE).sigmoid() * self.mlp(x_TE)
-
-
-class SparseMLP(nn.Module):
-    """A mixture of experts: a router picks a few gated MLPs for each token."""
-
-    in_float32 = ("score_bias",)
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        assert config.moe is not None, "only sparse layers have experts"
-        self.moe = config.moe
-        hidden_size, size = config.hidden_size, config.moe.intermediate_size
-        self.router = Linear(hidden_size, config.moe.num_experts, bias=config.moe.has_biases)
-        if config.moe.routes_in_float32:
-            self.router.in_float32 = ("weight",)
-        self.score_bias = empty_parameter(config.moe.num_experts) if config.moe.has_score_bias else None
-        self.activation: ops.ExpertActivation = "relu2" if config.activation == "relu2" else None
-        if config.moe.swiglu is not None:
-            self.activation = ops.ClampedSwiglu(*config.moe.swiglu)
-        self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
-        num_ups = size if config.activation == "relu2" else 2 * size
-        self.gate_up_proj = ExpertLinear(config, config.moe, hidden_size, num_ups)
-        self.down_proj = ExpertLinear(config, config.moe, size, hidden_size)
-        shared_size, has_gate = config.moe.shared_size, config.moe.gates_shared
-        self.shared = None if shared_size is None else SharedExpert(config, shared_size, has_gate=has_gate)
-
-    def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
-        """[T, E] -> [T, E]; what the step says of sequences plays no role."""
-        picked_TE = self._picked(x_TE)
-        return picked_TE if self.shared is None else picked_TE + self.shared(x_TE)
-
-    def _picked(self, x_TE: torch.Tensor) -> torch.Tensor:
-        weights_Tk, ids_Tk = self._route(self.router(x_TE.float() if self.moe.routes_in_float32 else x_TE))
-        return self.fused_experts(
-            x_TE, self.gate_up_proj.experts, self.down_proj.experts, weights_Tk, ids_Tk, self.biases, self.activation
-        )
-
-    def _route(self, logits_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        moe = self.moe
-        if moe.scores == "softmax":
-            return ops.route_top_k(
-                logits_TX, moe.num_experts_per_tok, renormalize=moe.renormalize, bias_X=self.score_bias
-            )
-        return ops.route_by_sigmoid(
-            logits_TX, self.score_bias, moe.num_experts_per_tok, renormalize=moe.renormalize, scale=moe.weights_scale
-        )
-
-    @property
-    def biases(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of gates and ups [X, 2 I], and of downs [X, E]."""
-        gate_up, down = self.gate_up_proj.bias, self.down_proj.bias
-        return None if gate_up is None or down is None else (gate_up, down)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the experts are laid out for a product of our own."""
-        return ops.are_packed(self.gate_up_proj.experts)

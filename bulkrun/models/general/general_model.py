@@ -20,7 +20,7 @@ from bulkrun import ops
 from bulkrun.errors import ModelError
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.decoder.decoder_layer import attend
+from bulkrun.models.decoder.attention import attend
 from bulkrun.models.general.attention_interface import STEP, Asked, register_attention
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata

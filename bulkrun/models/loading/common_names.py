@@ -54,11 +54,13 @@ _NEMOTRON = {
     "norm_f": "norm",
     "gate.e_score_correction_bias": "expert_bias",
 }
+_GEMMA4 = {"experts": "mlp.experts", "router.proj": "mlp.gate", "router": "mlp.router"}
 # by architecture: whole parts of dotted names, longer ones first
 _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "BambaForCausalLM": _BAMBA,
     "Ernie4_5_MoeForCausalLM": _ERNIE_MOE,
     "FalconH1ForCausalLM": _BAMBA,
+    "Gemma4ForCausalLM": _GEMMA4,
     "Glm4ForCausalLM": _GLM4,
     "Glm4MoeForCausalLM": {"gate.e_score_correction_bias": "expert_bias"},
     "GraniteMoeForCausalLM": _GRANITE,

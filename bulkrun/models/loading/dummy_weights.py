@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layers import GatedRMSNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 from bulkrun.models.loading.quantization import store_quantized
@@ -14,7 +15,8 @@ _STD = 0.02  # small enough that activations stay finite through any number of l
 
 @torch.no_grad()
 def fill_with_random_weights(model: Decoder) -> None:
-    """Fill every parameter where it lies: norms with ones, the rest with the same normal noise on every run."""
+    """Fill every parameter where it lies: norms and scales of layers with ones, the rest with the same normal noise on
+    every run."""
     generator = torch.Generator(model.device).manual_seed(0)
     for module in model.modules():
         if isinstance(module, FourBitWeights):
@@ -31,6 +33,8 @@ def fill_with_random_weights(model: Decoder) -> None:
     for module in model.modules():
         if isinstance(module, RMSNorm | GatedRMSNorm):
             module.weight.fill_(1.0)
+        elif isinstance(module, DecoderLayer) and module.scale is not None:
+            module.scale.fill_(1.0)
 
 
 def _fill_codes(module: FourBitWeights, generator: torch.Generator) -> None:

@@ -33,6 +33,8 @@ _PARTS = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "shared_mlp.gate_up_proj"),
     "mlp.up_proj": ("mixer.up_proj",),
     "mlp.down_proj": ("mlp.down_proj", "shared_mlp.down_proj", "mixer.down_proj"),
+    "mlp.dense.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.dense.down_proj": ("mlp.down_proj",),
     "mlp.shared.mlp.gate_up_proj": (
         "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "shared_mlp.gate_up_proj",
     ),
@@ -41,6 +43,7 @@ _PARTS = {
         "mlp.shared_expert.down_proj", "shared_mlp.down_proj", "mixer.shared_experts.down_proj",
     ),
 }  # fmt: skip
+_OF_EXPERTS = ("mlp.gate_up_proj", "mlp.down_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def kept_quantization(config: ModelConfig, device: torch.device, *, deterministic: bool) -> Quantization | None:
@@ -68,7 +71,7 @@ def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[in
 
     def is_chosen(layer: int, name: str) -> bool:
         is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
-        are_experts = is_sparse and name in ("mlp.gate_up_proj", "mlp.down_proj")
+        are_experts = is_sparse and name in _OF_EXPERTS
         if isinstance(stored, Mxfp4Quantization):
             return are_experts
         parts: Collection[str] = expert_modules(config) if are_experts else _PARTS[name]
@@ -86,17 +89,15 @@ def fast_quantization(config: DecoderConfig, device: torch.device) -> Quantizati
 
 def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
     """Outputs and inputs of all kinds of projections."""
-    hidden, q_size, kv_size = (
-        config.hidden_size,
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-    )
-    inner_sizes = {config.intermediate_size}
+    hidden, inner_sizes = config.hidden_size, {config.mlp_size(layer) for layer in range(config.num_layers)}
     if config.moe is not None:
-        sizes = {True: config.moe.intermediate_size, False: config.intermediate_size}
-        inner_sizes = {sizes[is_sparse] for is_sparse in config.moe.sparse_layers}
+        is_dense = config.moe.beside_mlp or not all(config.moe.sparse_layers)
+        inner_sizes = (inner_sizes if is_dense else set()) | {config.moe.intermediate_size}
         inner_sizes |= set() if config.moe.shared_size is None else {config.moe.shared_size}
-    shapes = [(q_size * (2 if config.gates_attention else 1) + 2 * kv_size, hidden), (hidden, q_size)]
+    shapes = []
+    for layer, kv in enumerate(config.layers_kv):
+        q_size, num_kinds = config.num_heads * kv.head_dim, 2 if config.gates_attention else 1
+        shapes += [(num_kinds * q_size + (2 * kv.size if kv.source == layer else 0), hidden), (hidden, q_size)]
     if config.recurrence is not None:
         shapes += config.recurrence.projection_shapes(hidden)
     num_ups = 1 if config.activation == "relu2" else 2

@@ -44,6 +44,7 @@ _PROJECTIONS = (  # of a layer; none has all
     "attention.qkv_proj", "attention.qkvz_proj", "attention.in_proj", "attention.o_proj",
     "mlp.gate_up_proj", "mlp.up_proj", "mlp.down_proj",
     "mlp.shared.mlp.gate_up_proj", "mlp.shared.mlp.up_proj", "mlp.shared.mlp.down_proj",
+    "mlp.dense.gate_up_proj", "mlp.dense.down_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj",
 )  # fmt: skip
 
 

@@ -19,13 +19,15 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import PIECE_BYTES, read_tensors
 from bulkrun.models.loading.common_names import common_name
+from bulkrun.models.loading.layer_input_names import is_of_shared_keys
 from bulkrun.models.loading.target import Target
 from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD
 
 # older checkpoints stored constants; beside a text model there may be others, a value head of its training, and one
 # that guesses several tokens ahead
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector)\.|^v_head\.|^mtp\."
+    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector|embed_vision)\."
+    r"|^(model\.)?(audio_tower|embed_audio|vision_embedder)\.|^v_head\.|^mtp\."
     r"|^(model\.)?image_newline$|^model\.mtp_"
 )
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
@@ -111,7 +113,8 @@ def _refuse_others(tensors: Mapping[str, StoredTensor], config: DecoderConfig, p
             path,
             config.num_layers,
         )
-    others = sorted({*tensors} - {*cut_off} - ({HEAD} if config.tie_word_embeddings else set()))
+    without_use = {name for name in tensors if is_of_shared_keys(name, config)}
+    others = sorted({*tensors} - {*cut_off} - without_use - ({HEAD} if config.tie_word_embeddings else set()))
     if others and not _are_zero_biases([tensors[name] for name in others]):
         raise ModelError(
             f"{path}: a {config.architecture} with this config.json has no place for {len(others)} of the tensors: "

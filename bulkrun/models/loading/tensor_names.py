@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.decoder_layer import Attention, AttentionBesideMamba2, DecoderLayer
+from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
 from bulkrun.models.decoder.layers import (
     MLP,
     HeadQKNorm,
@@ -19,10 +20,11 @@ from bulkrun.models.decoder.layers import (
     PlainMLP,
     ProjectionQKNorm,
     RMSNorm,
-    SparseMLP,
     TurnedQKNorm,
 )
+from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.loading.layer_input_names import embedding_targets, layer_input_targets
 from bulkrun.models.loading.row_orders import gates_first, halves_first
 from bulkrun.models.loading.state_names import state_targets
 from bulkrun.models.loading.target import Target, parts_of, places_of, weights_of, whole
@@ -85,6 +87,12 @@ _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
         "post_feedforward_layernorm": "mlp_out",
     },
 }
+_NORMS_OF_BOTH = {
+    "pre_feedforward_layernorm": "mlp.dense_norm",
+    "post_feedforward_layernorm_1": "mlp.dense_out",
+    "pre_feedforward_layernorm_2": "mlp.experts_norm",
+    "post_feedforward_layernorm_2": "mlp.experts_out",
+}
 
 
 def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Target]]:
@@ -98,6 +106,8 @@ def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tupl
     if not config.tie_word_embeddings:
         assert isinstance(model.lm_head, Linear), "only a tied head is dropped"
         yield HEAD, whole(model.lm_head.weight)
+    if model.layer_inputs is not None:
+        yield from embedding_targets(model.layer_inputs)
     for i, layer in enumerate(model.layers):
         yield from _layer_targets(f"model.layers.{i}.", layer, config, stored)
 
@@ -116,6 +126,7 @@ def _layer_targets(
 ) -> Iterator[tuple[str, Target]]:
     parts = _PREFIXES.get(config.architecture, _Prefixes())
     yield from _norm_targets(prefix, layer, config)
+    yield from layer_input_targets(prefix, layer, config)
     if isinstance(layer.attention, Attention):
         yield from _attention_targets(prefix + parts.attention, layer.attention, config)
     elif isinstance(layer.attention, AttentionBesideMamba2):
@@ -123,7 +134,11 @@ def _layer_targets(
         yield from state_targets(prefix, parts.state, layer.attention.mamba, config)
     elif layer.attention is not None:
         yield from state_targets(prefix, parts.state, layer.attention, config)
-    if isinstance(layer.mlp, SparseMLP):
+    if isinstance(layer.mlp, DenseBesideExperts):
+        yield from _mlp_targets(prefix + parts.mlp, layer.mlp.dense, config)
+        yield f"{prefix}mlp.router.scale", _norm(layer.mlp.router_norm, config)
+        yield from _sparse_targets(prefix, parts, layer.mlp.experts, config, stored)
+    elif isinstance(layer.mlp, SparseMLP):
         yield from _sparse_targets(prefix, parts, layer.mlp, config, stored)
     elif layer.mlp is not None:
         yield from _mlp_targets(prefix + parts.mlp, layer.mlp, config)
@@ -133,8 +148,11 @@ def _norm_targets(prefix: str, layer: DecoderLayer, config: DecoderConfig) -> It
     if config.mlp_alone is not None:
         yield f"{prefix}norm.weight", _norm(layer.mlp_norm if layer.attention is None else layer.input_norm, config)
         return
-    for name, attribute in _NORM_NAMES[config.norms].items():
-        yield f"{prefix}{name}.weight", _norm(getattr(layer, attribute), config)
+    names = _NORM_NAMES[config.norms]
+    if isinstance(layer.mlp, DenseBesideExperts):
+        names = {**names, **_NORMS_OF_BOTH}
+    for name, module in names.items():
+        yield f"{prefix}{name}.weight", _norm(layer.get_submodule(module), config)
 
 
 def _sparse_targets(
@@ -143,6 +161,8 @@ def _sparse_targets(
     if mlp.score_bias is not None:
         shape = (1,) * (config.architecture in _BIASES_IN_A_ROW) + (mlp.moe.num_experts,)
         yield f"{prefix}{parts.sparse}expert_bias", Target(mlp.score_bias.data, shape)
+    if mlp.expert_scale is not None:
+        yield f"{prefix}{parts.sparse}router.per_expert_scale", whole(mlp.expert_scale)
     if mlp.shared is not None:
         yield from _mlp_targets(prefix + parts.shared, mlp.shared.mlp, config)
         if mlp.shared.gate is not None:
@@ -157,8 +177,11 @@ def _sparse_targets(
 
 
 def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+    head_dim = attention.head_dim
+    q_size, kv_size = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
+    parts = {"q_proj": q_size}
+    if attention.has_own_keys:
+        parts |= {"k_proj": kv_size} if attention.keys_are_values else {"k_proj": kv_size, "v_proj": kv_size}
     if config.architecture in _FUSED_QKV:
         parts = {"qkv_proj": q_size + 2 * kv_size}
     orders = {}
@@ -172,9 +195,10 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
     yield from parts_of(prefix, attention.qkv_proj, parts, orders)
     yield from parts_of(prefix, attention.o_proj, {"o_proj": config.hidden_size})
     if isinstance(attention.qk_norm, HeadQKNorm):
-        q_HD, k_KD = attention.qk_norm.weight.data.split((config.num_heads, config.num_kv_heads))
+        q_HD, k_KD = attention.qk_norm.weight.data.tensor_split((config.num_heads,))
         for name, view in (("q_norm", q_HD), ("k_norm", k_KD)):
-            yield f"{prefix}{name}.weight", Target(view, (config.head_dim,), config.norm_offset)
+            if len(view):
+                yield f"{prefix}{name}.weight", Target(view, (head_dim,), config.norm_offset)
     elif isinstance(attention.qk_norm, TurnedQKNorm):
         for name, view in zip(("q_norm", "k_norm"), attention.qk_norm.weight.data, strict=True):
             yield f"{prefix}{name}.weight", Target(view, (config.head_dim,))

@@ -18,22 +18,26 @@ def norm_rotary_store(
     eps: float,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | None,
+    v_cache: torch.Tensor | None,
     slot_mapping_T: torch.Tensor,
 ) -> torch.Tensor:
     """Normalize query and key heads, turn them by position, write keys and values; returns the queries [T, H, D].
 
-    qkv_TND: [T, H + 2 K, D], contiguous heads: queries, keys, values. qk_norm_weight: [H + K, D], see `rms_norm`; None:
-    no normalization. cos, sin: [T, 1, R], see `apply_rotary`; None: positions turn nothing. k_cache, v_cache:
-    [N, B, K, D] contiguous, written in place. slot_mapping_T: int64, see `store_kv`.
+    qkv_TND: [T, H + 2 K, D], contiguous heads: queries, keys, values. qk_norm_weight: [H + K, D], see `rms_norm`, or
+    [H + 2 K, D] where values are normalized too; None: no normalization. cos, sin: [T, 1, R], see `apply_rotary`; None:
+    positions turn nothing. k_cache, v_cache: [N, B, K, D] contiguous, written in place; None: there are queries alone,
+    [T, H, D], whose keys others have written. slot_mapping_T: int64, see `store_kv`.
     """
-    num_kv_heads = k_cache.shape[2]
+    num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
     num_q_heads, num_qk_heads = qkv_TND.shape[1] - 2 * num_kv_heads, qkv_TND.shape[1] - num_kv_heads
-    qk_TND, v_TKD = qkv_TND[:, :num_qk_heads], qkv_TND[:, num_qk_heads:]
     if qk_norm_weight is not None:
-        qk_TND = rms_norm(qk_TND, qk_norm_weight, eps)
+        normed_TND = rms_norm(qkv_TND[:, : len(qk_norm_weight)], qk_norm_weight, eps)
+        qkv_TND = torch.cat((normed_TND, qkv_TND[:, len(qk_norm_weight) :]), dim=1)
+    qk_TND, v_TKD = qkv_TND[:, :num_qk_heads], qkv_TND[:, num_qk_heads:]
     if cos is not None and sin is not None:
         qk_TND = apply_rotary(qk_TND, cos, sin)
+    if k_cache is None or v_cache is None:
+        return qk_TND
     store_kv(qk_TND[:, num_q_heads:], v_TKD, k_cache, v_cache, slot_mapping_T)
     return qk_TND[:, :num_q_heads]

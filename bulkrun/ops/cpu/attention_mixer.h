@@ -39,7 +39,7 @@ struct AttentionMixer : BlockProducts<T> {
         const Projection projection = {
             qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
             s.slots, columns, s.num_tokens, s.num_heads, s.num_kv_heads, s.head_dim, rotary.dim, s.eps,
-            s.has_fp8_cache, s.num_threads};
+            0, s.has_fp8_cache, s.num_threads};
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             if (layer.q_norm) norm_projection(layer, qkv + row * columns);
             store_token<T, N>(projection, block.first + row);

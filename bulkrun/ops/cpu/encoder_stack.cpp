@@ -84,7 +84,7 @@ struct Encoder : BlockProducts<T> {
         this->multiply((T*)s.x + block.first * size, size, layer.qkv, qkv, columns, block, AsItIs());
         const Projection projection = {qkv - block.first * columns, nullptr, nullptr, nullptr, s.q, s.k_cache,
                                        s.v_cache, s.slots, columns, s.num_tokens, s.num_heads, s.num_heads, s.head_dim,
-                                       0, s.eps, 0, s.num_threads};
+                                       0, s.eps, 0, 0, s.num_threads};
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
             store_token<T, T>(projection, block.first + row);
     }

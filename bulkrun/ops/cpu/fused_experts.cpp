@@ -18,7 +18,8 @@ struct Experts {
     void *bytes, *row_scales;       // the same, of what is multiplied where weights are bytes; else `gathered`
     void* out;                      // [T, E]
     int64_t num_tokens, top_k, num_experts, hidden_size, intermediate_size;
-    float alpha, limit;  // of ClampedSwiglu; limit 0: the gates are SiLUs
+    float alpha, limit;  // of ClampedSwiglu; limit 0: the gates are SiLUs or GELUs
+    int32_t is_gelu;
     int32_t num_threads;
 };
 
@@ -112,6 +113,7 @@ struct Mixture {
 
     void gate(const ExpertRows& item) const {
         if (e.limit > 0) gate_with(item, ClampedSwiglu<T>{e.alpha, e.limit});
+        else if (e.is_gelu) gate_with(item, GateTimesUp<T, GeluTanh<T>>());
         else gate_with(item, GateTimesUp<T, Silu<T>>());
     }
 

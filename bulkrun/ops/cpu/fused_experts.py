@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from functools import cache
+from typing import Literal
 
 import torch
 
@@ -40,6 +41,7 @@ class _Experts(ctypes.Structure):
         *[(x, c_int64) for x in _SIZES],
         ("alpha", c_float),
         ("limit", c_float),
+        ("is_gelu", c_int32),
         ("num_threads", c_int32),
     )
 
@@ -85,12 +87,12 @@ def fused_experts(
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
-    swiglu: ClampedSwiglu | None = None,
+    activation: ClampedSwiglu | Literal["gelu_tanh"] | None = None,
 ) -> torch.Tensor:
     """As the reference, with weights from `pack_experts_`, `pack_int8_experts_` or `pack_four_bit_experts_`."""
     if name(x_TE.dtype) is None:  # of other types there are int8 weights alone
         biases = biases and (biases[0].float(), biases[1].float())
-        return fused_experts(x_TE.float(), gate_up, down, weights_Tk, ids_Tk, biases, swiglu).to(x_TE.dtype)
+        return fused_experts(x_TE.float(), gate_up, down, weights_Tk, ids_Tk, biases, activation).to(x_TE.dtype)
     (num_tokens, size), top_k = x_TE.shape, ids_Tk.shape[1]
     num_experts, inner = values_of(down).shape[0], num_inputs(down)
     biases = biases and (biases[0].contiguous(), biases[1].contiguous())
@@ -102,7 +104,9 @@ def fused_experts(
     scratch = _scratch(x_TE, room + -room % _ROWS, inner, in_bytes=matrices[1].scales is not None)
     addresses = [None if one is None else one.data_ptr() for one in (*asked, *scratch, out_TE)]
     sizes = (num_tokens, top_k, num_experts, size, inner)
-    experts = _Experts(*matrices, *addresses, *sizes, *(swiglu or (0.0, 0.0)), torch.get_num_threads())
+    swiglu = activation if isinstance(activation, ClampedSwiglu) else (0.0, 0.0)
+    is_gelu = activation == "gelu_tanh"
+    experts = _Experts(*matrices, *addresses, *sizes, *swiglu, is_gelu, torch.get_num_threads())
     _function(f"fused_experts_{name(x_TE.dtype)}")(ctypes.byref(experts))
     return out_TE
 

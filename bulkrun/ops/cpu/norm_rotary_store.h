@@ -11,10 +11,11 @@
 
 struct Projection {
     const void *qkv, *weight, *cos, *sin;  // weight, cos, sin: null where heads are not normalized, not turned
-    void *queries, *k_cache, *v_cache;
+    void *queries, *k_cache, *v_cache;     // caches: null where there are no keys
     const int64_t* slots;
     int64_t qkv_stride, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
     float eps;
+    int32_t norms_values;   // the weight has rows for them too
     int32_t has_fp8_cache;  // 0: it holds what the projection is
     int32_t num_threads;
 };
@@ -80,7 +81,12 @@ inline void store_token(const Projection& p, long token) {
     };
     for (long n = 0; n < p.num_heads; n++) turn_head(n, (T*)p.queries + (token * p.num_heads + n) * dim);
     for (long n = p.num_heads; n < num_turning; n++) turn_head(n, (C*)p.k_cache + row + (n - p.num_heads) * dim);
-    copy(heads + num_turning * dim, (C*)p.v_cache + row, p.num_kv_heads * dim);
+    if (!p.norms_values) return copy(heads + num_turning * dim, (C*)p.v_cache + row, p.num_kv_heads * dim);
+    for (long n = num_turning; n < num_turning + p.num_kv_heads; n++) {
+        float normed[MAX_DIM];
+        normalize<T>(heads + n * dim, (const W*)p.weight + n * dim, normed, dim, p.eps);
+        turn<T>(normed, (const T*)nullptr, (const T*)nullptr, 0, (C*)p.v_cache + row + (n - num_turning) * dim, dim);
+    }
 }
 
 template <class T, class W>

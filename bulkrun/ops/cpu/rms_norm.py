@@ -22,27 +22,27 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if names is None or weight.dim() != 1 or not x.is_contiguous():
         return reference(x, weight, eps)
     size, out = x.shape[-1], torch.empty_like(x)
-    run = _function("rms_norm", names, 3)
+    run = _function("rms_norm", names, 3, ())
     run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps, torch.get_num_threads())
     return out
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference, under the same conditions as `rms_norm`."""
     names = suffix(x.dtype, weight.dtype)
     is_plain = x.is_contiguous() and residual.is_contiguous() and x.dtype == residual.dtype
     if names is None or weight.dim() != 1 or not is_plain:
-        return add_reference(x, residual, weight, eps)
+        return add_reference(x, residual, weight, eps, scale)
     size, out, total = x.shape[-1], torch.empty_like(x), torch.empty_like(x)
-    _function("add_rms_norm", names, 5)(
+    _function("add_rms_norm", names, 5, (c_float,))(
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
-        x.numel() // size, size, eps, torch.get_num_threads(),
+        x.numel() // size, size, eps, torch.get_num_threads(), 1.0 if scale is None else scale.item(),
     )  # fmt: skip
     return out, total
 
 
 @cache
-def _function(op: str, names: str, num_pointers: int) -> Callable[..., None]:
-    return c_function(f"{op}_{names}", *[c_void_p] * num_pointers, *_SIZES)
+def _function(op: str, names: str, num_pointers: int, more: tuple[type, ...]) -> Callable[..., None]:
+    return c_function(f"{op}_{names}", *[c_void_p] * num_pointers, *_SIZES, *more)

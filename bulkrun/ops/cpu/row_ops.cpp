@@ -15,11 +15,11 @@ static void rms_norm(const T* x, const W* weight, T* out, int64_t rows, int64_t 
 
 template <class T, class W>
 static void add_rms_norm(const T* x, const T* residual, const W* weight, T* out, T* total, int64_t rows, int64_t size,
-                         float eps, int num_threads) {
+                         float eps, int num_threads, float scale) {
 #pragma omp parallel for num_threads(num_threads) if (rows * size > FEW)
     for (long row = 0; row < rows; row++) {
         const long at = row * size;
-        add_norm_row(x + at, residual + at, weight, out + at, total + at, size, eps);
+        add_norm_row(x + at, residual + at, weight, out + at, total + at, size, eps, scale);
     }
 }
 
@@ -61,8 +61,8 @@ static void gated_rms_norm(const T* x, const T* gate, const T* weight, T* out, i
     }                                                                                                               \
     extern "C" void add_rms_norm_##T_NAME##_##W_NAME(const T* x, const T* residual, const W* weight, T* out,        \
                                                      T* total, int64_t rows, int64_t size, float eps,               \
-                                                     int num_threads) {                                             \
-        add_rms_norm(x, residual, weight, out, total, rows, size, eps, num_threads);                                \
+                                                     int num_threads, float scale) {                                \
+        add_rms_norm(x, residual, weight, out, total, rows, size, eps, num_threads, scale);                         \
     }
 
 NORMS(float, float32, float, float32)

@@ -36,10 +36,12 @@ inline void add_row(const T* x, T* residual, T* out, long size) {
 
 // total: x + residual, and may be where one of them is.
 template <class T, class W>
-inline void add_norm_row(const T* x, const T* residual, const W* weight, T* out, T* total, long size, float eps) {
+inline void add_norm_row(const T* x, const T* residual, const W* weight, T* out, T* total, long size, float eps,
+                         float scale = 1.0f) {
     f32x16 squares = {};
     for (long i = 0; i < size; i += LANES) {
         f32x16 number = rounded<T>(load(x + i, size - i) + load(residual + i, size - i));
+        if (scale != 1.0f) number = rounded<T>(number * scale);
         store(total + i, number, size - i);
         squares += number * number;
     }

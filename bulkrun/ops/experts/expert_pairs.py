@@ -12,6 +12,7 @@ import torch
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.experts.clamped_swiglu import clamped_swiglu as _clamped_swiglu
+from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.matmul.four_bit_weight import FourBitWeight, four_bits_of_expert
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight
 from bulkrun.ops.matmul.int8_linear import Int8Weight
@@ -19,8 +20,9 @@ from bulkrun.ops.relu_squared import relu_squared
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 
 clamped_swiglu = by_device(_clamped_swiglu)
+gelu_mul = by_device(_gelu_mul)
 silu_mul = by_device(_silu_mul)
-ExpertActivation = ClampedSwiglu | Literal["relu2"] | None  # None: `silu_mul`
+ExpertActivation = ClampedSwiglu | Literal["relu2", "gelu_tanh"] | None  # None: `silu_mul`
 Q = TypeVar("Q", Int8Weight, Fp8Weight, FourBitWeight)
 
 
@@ -54,6 +56,8 @@ def gated(gate_up: torch.Tensor, activation: ExpertActivation) -> torch.Tensor:
     """What gates and ups make, [..., 2 I] -> [..., I], or of experts without gates the ups, [..., I] -> [..., I]."""
     if activation is None:
         return silu_mul(gate_up)
+    if activation == "gelu_tanh":
+        return gelu_mul(gate_up)
     return relu_squared(gate_up) if activation == "relu2" else clamped_swiglu(gate_up, activation)
 
 

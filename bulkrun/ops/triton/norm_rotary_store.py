@@ -21,17 +21,19 @@ def norm_rotary_store(
     eps: float,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: torch.Tensor | None,
+    v_cache: torch.Tensor | None,
     slot_mapping_T: torch.Tensor,
 ) -> torch.Tensor:
     """As the reference; the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
-    num_kv_heads = k_cache.shape[2]
+    num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
     rotary_dim = 0 if cos is None else cos.shape[-1]
     assert qkv_TND.stride(1) == head_dim and qkv_TND.stride(2) == 1
     assert all(x is None or x.is_contiguous() for x in (k_cache, v_cache, cos, sin, qk_norm_weight))
     q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
+    if k_cache is None or v_cache is None:
+        k_cache = v_cache = q_THD  # nothing is written there
     if num_tokens:
         _norm_rotary_store_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
             qkv_TND,
@@ -53,6 +55,7 @@ def norm_rotary_store(
             PADDED_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
             HEADS=_HEADS,
             HAS_NORM=qk_norm_weight is not None,
+            NORMS_VALUES=qk_norm_weight is not None and len(qk_norm_weight) == num_heads,
             num_warps=4,
         )
     return q_THD
@@ -79,13 +82,14 @@ def _norm_rotary_store_kernel(
     PADDED_REST: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head_N = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half_H = tl.arange(0, PADDED_HALF)
     rest_R = 2 * HALF + tl.arange(0, PADDED_REST)
     is_real_N = head_N < NUM_Q_HEADS + 2 * NUM_KV_HEADS
-    is_value_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
+    is_plain_N = (head_N >= NUM_Q_HEADS + NUM_KV_HEADS) & (not NORMS_VALUES)
     is_half_NH = is_real_N[:, None] & (half_H < HALF)[None, :]
     is_rest_NR = is_real_N[:, None] & (rest_R < HEAD_DIM)[None, :]
     row_ptr = qkv_ptr + token * qkv_stride + head_N[:, None] * HEAD_DIM
@@ -106,15 +110,17 @@ def _norm_rotary_store_kernel(
     v_row_N = k_row_N - NUM_KV_HEADS * HEAD_DIM
     weight_N = head_N * HEAD_DIM
     if HALF > 0:
-        normed_first_NH = _normed(first_NH, scale_N, weight_ptr, weight_N, half_H, is_value_N, is_half_NH, HAS_NORM)
+        normed_first_NH = _normed(first_NH, scale_N, weight_ptr, weight_N, half_H, is_plain_N, is_half_NH, HAS_NORM)
         normed_second_NH = _normed(
-            second_NH, scale_N, weight_ptr, weight_N, HALF + half_H, is_value_N, is_half_NH, HAS_NORM
+            second_NH, scale_N, weight_ptr, weight_N, HALF + half_H, is_plain_N, is_half_NH, HAS_NORM
         )
         angle_H = token * (2 * HALF) + HALF + half_H  # the second half, in which sines have their own sign
         cos_H = tl.load(cos_ptr + angle_H, mask=half_H < HALF, other=0.0).to(tl.float32)
         sin_H = tl.load(sin_ptr + angle_H, mask=half_H < HALF, other=0.0).to(tl.float32)
         turned_first_NH = normed_first_NH * cos_H[None, :] - normed_second_NH * sin_H[None, :]
         turned_second_NH = normed_second_NH * cos_H[None, :] + normed_first_NH * sin_H[None, :]
+        if NORMS_VALUES:
+            first_NH, second_NH = normed_first_NH.to(first_NH.dtype), normed_second_NH.to(second_NH.dtype)
         _store(
             turned_first_NH, first_NH, q_ptr, k_ptr, v_ptr, q_row_N, k_row_N, v_row_N, half_H, head_N, is_half_NH,
             NUM_Q_HEADS, NUM_KV_HEADS,
@@ -124,7 +130,9 @@ def _norm_rotary_store_kernel(
             is_half_NH, NUM_Q_HEADS, NUM_KV_HEADS,
         )  # fmt: skip
     if REST > 0:
-        normed_rest_NR = _normed(rest_NR, scale_N, weight_ptr, weight_N, rest_R, is_value_N, is_rest_NR, HAS_NORM)
+        normed_rest_NR = _normed(rest_NR, scale_N, weight_ptr, weight_N, rest_R, is_plain_N, is_rest_NR, HAS_NORM)
+        if NORMS_VALUES:
+            rest_NR = normed_rest_NR.to(rest_NR.dtype)
         _store(
             normed_rest_NR, rest_NR, q_ptr, k_ptr, v_ptr, q_row_N, k_row_N, v_row_N, rest_R, head_N, is_rest_NR,
             NUM_Q_HEADS, NUM_KV_HEADS,
@@ -138,11 +146,11 @@ def _sum_of_squares(x_ND):
 
 
 @triton.jit
-def _normed(x_ND, scale_N, weight_ptr, weight_N, dim_D, is_value_N, is_real_ND, HAS_NORM: tl.constexpr):
+def _normed(x_ND, scale_N, weight_ptr, weight_N, dim_D, is_plain_N, is_real_ND, HAS_NORM: tl.constexpr):
     """Part of the heads in float32, normalized: rounded to the weight's dtype before and to x's after, as ever."""
     float_ND = x_ND.to(tl.float32)
     if HAS_NORM:
-        mask_ND = is_real_ND & ~is_value_N[:, None]
+        mask_ND = is_real_ND & ~is_plain_N[:, None]
         weight_ND = tl.load(weight_ptr + weight_N[:, None] + dim_D[None, :], mask=mask_ND, other=0.0)
         rounded_ND = (float_ND * scale_N[:, None]).to(weight_ND.dtype).to(tl.float32)
         float_ND = (rounded_ND * weight_ND.to(tl.float32)).to(x_ND.dtype).to(tl.float32)
@@ -152,7 +160,7 @@ def _normed(x_ND, scale_N, weight_ptr, weight_N, dim_D, is_value_N, is_real_ND, 
 @triton.jit
 def _store(
     x_ND,
-    raw_ND,
+    value_ND,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -165,11 +173,11 @@ def _store(
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
 ):
-    """Part of the heads to where they belong; values as they came."""
-    x_ND = x_ND.to(raw_ND.dtype)
+    """Part of the heads to where they belong; `value_ND`: what of values is kept."""
+    x_ND = x_ND.to(value_ND.dtype)
     is_q_N = head_N < NUM_Q_HEADS
     is_v_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
     tl.store(q_ptr + q_row_N[:, None] + dim_D[None, :], x_ND, mask=is_real_ND & is_q_N[:, None])
-    k_ND, v_ND = to_dtype(x_ND, k_ptr.dtype.element_ty), to_dtype(raw_ND, v_ptr.dtype.element_ty)
+    k_ND, v_ND = to_dtype(x_ND, k_ptr.dtype.element_ty), to_dtype(value_ND, v_ptr.dtype.element_ty)
     tl.store(k_ptr + k_row_N[:, None] + dim_D[None, :], k_ND, mask=is_real_ND & ~(is_q_N | is_v_N)[:, None])
     tl.store(v_ptr + v_row_N[:, None] + dim_D[None, :], v_ND, mask=is_real_ND & is_v_N[:, None])

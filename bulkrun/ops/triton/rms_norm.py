@@ -16,12 +16,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference: one pass reads both and writes both."""
     rows, residual_rows = _rows(x), _rows(residual)
     out, total = torch.empty_like(rows), torch.empty_like(rows)
-    _launch(rows, residual_rows, weight, out, total, eps, x.shape)
+    _launch(rows, residual_rows, weight, out, total, eps, x.shape, scale)
     return out.view(x.shape), total.view(x.shape)
 
 
@@ -39,6 +39,7 @@ def _launch(
     total: torch.Tensor | None,
     eps: float,
     shape: torch.Size,
+    scale: torch.Tensor | None = None,
 ) -> None:
     num_rows, size = rows.shape
     assert weight.is_contiguous() and weight.shape == shape[len(shape) - weight.ndim :]
@@ -48,6 +49,7 @@ def _launch(
             rows,
             residual,
             weight,
+            scale,
             out,
             total,
             eps,
@@ -57,6 +59,7 @@ def _launch(
             BLOCK=block,
             WEIGHT_ROWS=weight.numel() // size,
             HAS_RESIDUAL=residual is not None,
+            HAS_SCALE=scale is not None,
             num_warps=min(max(block // 512, 1), 16),
         )
 
@@ -66,6 +69,7 @@ def _rms_norm_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
+    scale_ptr,
     out_ptr,
     total_ptr,
     eps,
@@ -75,6 +79,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     WEIGHT_ROWS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     index_E = tl.arange(0, BLOCK)
@@ -84,9 +89,11 @@ def _rms_norm_kernel(
     if HAS_RESIDUAL:
         residual_E = tl.load(residual_ptr + row * residual_stride + index_E, mask=is_real_E, other=0.0)
         raw_E = (x_E + residual_E.to(tl.float32)).to(raw_E.dtype)  # what is normalized is the sum as it is returned
+        if HAS_SCALE:
+            raw_E = (raw_E.to(tl.float32) * tl.load(scale_ptr).to(tl.float32)).to(raw_E.dtype)
         tl.store(total_ptr + row * SIZE + index_E, raw_E, mask=is_real_E)
         x_E = raw_E.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x_E * x_E, 0) / SIZE + eps)
+    inverse = tl.rsqrt(tl.sum(x_E * x_E, 0) / SIZE + eps)
     weight_E = tl.load(weight_ptr + row % WEIGHT_ROWS * SIZE + index_E, mask=is_real_E, other=0.0)
-    out_E = (x_E * scale).to(weight_E.dtype).to(tl.float32) * weight_E.to(tl.float32)
+    out_E = (x_E * inverse).to(weight_E.dtype).to(tl.float32) * weight_E.to(tl.float32)
     tl.store(out_ptr + row * SIZE + index_E, out_E, mask=is_real_E)

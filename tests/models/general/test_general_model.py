@@ -18,7 +18,6 @@ from bulkrun.models.config.families import FAMILIES
 from bulkrun.models.config.general_config import TRIED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.general.general_model import GeneralModel
-from bulkrun.models.kv_cache import KVCache, bytes_per_block
 from tests.models.load import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits
 from tests.models.tiny_models import (
@@ -103,7 +102,7 @@ def test_gpt_j_runs_where_transformers_can_exchange_its_attention(tmp_path: Path
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("variant", known(["gpt2", "granitemoe_swa", "phimoe", "cohere2", "gemma4"]))
+@pytest.mark.parametrize("variant", known(["gpt2", "granitemoe_swa", "phimoe", "cohere2", "gemma3n"]))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_is_not_taken_for_an_error(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=dtype, device="cpu")
@@ -188,7 +187,7 @@ def test_a_window_of_which_nobody_says_where_it_holds_is_refused_unless_no_seque
         load(tmp_path)
 
 
-@pytest.mark.parametrize("variant", known(["gemma4", "gemma4_moe", "mimo_v2_flash"]))
+@pytest.mark.parametrize("variant", known(["mimo_v2_flash"]))
 def test_published_keys_tell_the_heads_of_each_layer(variant: str, tmp_path: Path) -> None:
     """transformers writes them anew, by layer."""
     reference = save_published(tmp_path / "published", variant)
@@ -199,18 +198,6 @@ def test_published_keys_tell_the_heads_of_each_layer(variant: str, tmp_path: Pat
     (ours,) = forced_logits(load(tmp_path / "published"), [tokens.tolist()], [31])
     with torch.inference_mode():
         torch.testing.assert_close(ours, reference(tokens[None]).logits[0], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.skipif(not known(["gemma4"]), reason="this version of transformers has no such model")
-def test_layers_that_share_keys_have_one_cache(tmp_path: Path) -> None:
-    config = load(save_tiny_model(tmp_path, "gemma4")).config
-    assert [kv.source for kv in config.layers_kv] == [0, 1, 2, 2, 1]
-    cache = KVCache.allocate(config, 4, 8, torch.float32, "cpu")
-    assert cache.k[3] is cache.k[2] and cache.v[4] is cache.v[1] and cache.k[0] is not cache.k[2]
-    assert bytes_per_block(config, 8, torch.float32) == sum(one[0].nbytes for one in (*cache.k[:3], *cache.v[:3]))
-    raw = json.loads((tmp_path / "config.json").read_text())
-    with pytest.raises(ModelError, match="layer 1 is to share the keys of an earlier one of its kind, and there is"):
-        ModelConfig.from_dict(raw | {"num_kv_shared_layers": 4})
 
 
 def test_a_model_that_makes_a_mask_of_its_own_is_refused_by_name_and_would_be_found_out(

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bulkrun.models.decoder.layers import ExpertLinear, SparseMLP
+from bulkrun.models.decoder.layers import ExpertLinear
 from bulkrun.models.decoder.quantized_layers import Fp8ExpertLinear, Int8ExpertLinear
+from bulkrun.models.decoder.sparse_mlp import SparseMLP
 from bulkrun.models.loading import quantization
 from bulkrun.ops.cpu.fused_experts import pack_int8_experts_
 from bulkrun.ops.matmul.fp8 import FP8

@@ -9,6 +9,7 @@ from bulkrun import ops
 from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.norm_rotary_store import norm_rotary_store
+from bulkrun.ops.rms_norm import rms_norm
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 TOKENS, HEADS, KV_HEADS = 5, 3, 2
@@ -42,3 +43,32 @@ def test_equals_the_reference(
     for expected, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.equal(results[0][2], results[1][2])
+
+
+@pytest.mark.parametrize("head_dim", [20, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_are_normalized_too_and_not_turned(dtype: torch.dtype, head_dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    qkv_TND = torch.randn(TOKENS, HEADS + 2 * KV_HEADS, head_dim, generator=generator).to(dtype)
+    weight = torch.rand(HEADS + 2 * KV_HEADS, head_dim, generator=generator) + 0.5
+    cos, sin = ops.rotary_cos_sin(torch.arange(TOKENS), torch.rand(head_dim // 2, generator=generator), 1.0, dtype)
+    slots, results = torch.tensor([9, -1, 4, 13, 5]), []
+    for op in (reference, norm_rotary_store):
+        caches = torch.zeros(2, 4, 4, KV_HEADS, head_dim, dtype=dtype)
+        q_THD = op(qkv_TND.clone(), weight, 1e-6, cos, sin, caches[0], caches[1], slots)
+        results.append((q_THD, caches[0, 1:], caches[1, 1:]))
+    for expected, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    values = rms_norm(qkv_TND[:, -KV_HEADS:], weight[-KV_HEADS:], 1e-6)
+    torch.testing.assert_close(results[1][2].flatten(0, 1)[9 - 4], values[0], atol=1e-5, rtol=8e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_queries_alone(dtype: torch.dtype) -> None:
+    q_THD, weight = torch.randn(TOKENS, HEADS, 64).to(dtype), torch.rand(HEADS, 64)
+    cos, sin = ops.rotary_cos_sin(torch.arange(TOKENS), torch.rand(32), 1.0, dtype)
+    slots = torch.zeros(TOKENS, dtype=torch.int64)
+    expected = reference(q_THD.clone(), weight, 1e-6, cos, sin, None, None, slots)
+    ours = norm_rotary_store(q_THD, weight, 1e-6, cos, sin, None, None, slots)
+    assert ours.shape == (TOKENS, HEADS, 64)
+    torch.testing.assert_close(ours, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -24,7 +24,7 @@ def quantized(weights: Weights) -> list[Fp8Weight]:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("activation", [None, ops.ClampedSwiglu(1.702, 0.8), "relu2"])
+@pytest.mark.parametrize("activation", [None, ops.ClampedSwiglu(1.702, 0.8), "relu2", "gelu_tanh"])
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize(
     ("num_experts", "top_k", "num_tokens"), [(5, 2, 0), (5, 2, 1), (1, 1, 9), (3, 3, 33), (64, 8, 5), (9, 4, 150)]

@@ -39,7 +39,7 @@ def assert_near(ours: torch.Tensor, exact: torch.Tensor) -> None:
 @each_dtype
 @pytest.mark.parametrize(
     ("activation", "in_panels"),  # without gates there are none in panels
-    [*product((None, ops.ClampedSwiglu(1.702, 0.8)), (False, True)), ("relu2", False)],
+    [*product((None, ops.ClampedSwiglu(1.702, 0.8), "gelu_tanh"), (False, True)), ("relu2", False)],
 )
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize(("num_experts", "top_k", "num_tokens"), [(5, 2, 0), (5, 2, 1), (3, 3, 33), (9, 4, 150)])

@@ -32,13 +32,13 @@ def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     ("num_tokens", "num_experts", "top_k"), [(1, 4, 2), (17, 4, 1), (33, 7, 3), (5, 64, 8), (3, 3, 3)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [None, "relu2"])
+@pytest.mark.parametrize("activation", [None, "relu2", "gelu_tanh"])
 def test_experts_equal_the_naive_loop(
     num_tokens: int, num_experts: int, top_k: int, activation: ops.ExpertActivation, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     x_TE = torch.randn(num_tokens, 24, generator=generator).to(dtype)
-    num_ups = 2 * 16 if activation is None else 16
+    num_ups = 16 if activation == "relu2" else 2 * 16
     gate_up = (torch.randn(num_experts, num_ups, 24, generator=generator) / 5).to(dtype)
     down = (torch.randn(num_experts, 24, 16, generator=generator) / 3).to(dtype)
     logits_TX = torch.randn(num_tokens, num_experts, generator=generator)
@@ -142,10 +142,10 @@ def test_packed_experts_equal_the_naive_loop_and_keep_each_token_s_bits(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("has_biases", [False, True])
-@pytest.mark.parametrize("swiglu", [None, ops.ClampedSwiglu(1.702, 0.8)])
+@pytest.mark.parametrize("activation", [None, ops.ClampedSwiglu(1.702, 0.8), "gelu_tanh"])
 @pytest.mark.parametrize("num_tokens", [1, 17, 300])
-def test_biases_and_clamped_gates(
-    num_tokens: int, swiglu: ops.ClampedSwiglu | None, has_biases: bool, dtype: torch.dtype
+def test_biases_and_other_gates(
+    num_tokens: int, activation: ops.ExpertActivation, has_biases: bool, dtype: torch.dtype
 ) -> None:
     gate_up, down, *packed = packed_case(dtype, 5, (64, 96))
     generator = torch.Generator().manual_seed(num_tokens)
@@ -153,13 +153,13 @@ def test_biases_and_clamped_gates(
     noise = [torch.randn(5, size, generator=generator).to(dtype) for size in (192, 64)]
     biases = (noise[0], noise[1]) if has_biases else None
     weights_Tk, ids_Tk = ops.route_top_k(torch.randn(num_tokens, 5, generator=generator), 2, renormalize=True)
-    exact = naive_experts(x_TE, gate_up, down, weights_Tk, ids_Tk, biases, swiglu)
+    exact = naive_experts(x_TE, gate_up, down, weights_Tk, ids_Tk, biases, activation)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     for weights in ((gate_up, down), packed):
-        ours = ops.fused_experts(x_TE, *weights, weights_Tk, ids_Tk, biases, swiglu)
+        ours = ops.fused_experts(x_TE, *weights, weights_Tk, ids_Tk, biases, activation)
         torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)
     one = slice(num_tokens // 2, num_tokens // 2 + 1)
-    alone = ops.fused_experts(x_TE[one], *packed, weights_Tk[one], ids_Tk[one], biases, swiglu)
+    alone = ops.fused_experts(x_TE[one], *packed, weights_Tk[one], ids_Tk[one], biases, activation)
     assert torch.equal(alone, ours[one])
 
 

@@ -22,11 +22,13 @@ def check(
     norm: bool,
     dtype: torch.dtype,
     num_tokens: int = 3,
+    norms_values: bool = False,
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     qkv_TND = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(device, dtype)
-    weight = torch.rand(num_heads + num_kv_heads, head_dim).to(device, dtype) if norm else None
+    num_normed = num_heads + num_kv_heads * (2 if norms_values else 1)
+    weight = torch.rand(num_normed, head_dim).to(device, dtype) if norm else None
     positions = torch.randint(0, 9000, (num_tokens,), device=device)
     inv_freq = 1.0 / 10_000 ** (torch.arange(0, rotary_dim, 2, device=device) / max(rotary_dim, 1))
     cos, sin = rotary_cos_sin(positions, inv_freq, 1.1, dtype) if rotary_dim else (None, None)
@@ -41,7 +43,10 @@ def check(
     error = ERROR[dtype]
     torch.testing.assert_close(ours, expected, atol=error, rtol=error)
     torch.testing.assert_close(caches[0], caches[2], atol=error, rtol=error, equal_nan=True)
-    assert torch.equal(caches[1].nan_to_num(nan=7.0), caches[3].nan_to_num(nan=7.0))
+    if norms_values:
+        torch.testing.assert_close(caches[1], caches[3], atol=error, rtol=error, equal_nan=True)
+    else:
+        assert torch.equal(caches[1].nan_to_num(nan=7.0), caches[3].nan_to_num(nan=7.0))
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -59,6 +64,21 @@ def test_half_precision(device: str) -> None:
     check((3, 1, 32), device=device, norm=True, dtype=torch.float16)
 
 
+@pytest.mark.parametrize(("heads", "rotary_dim"), [((6, 2, 16), 16), ((3, 1, 80), 12), ((2, 1, 512), 512)], ids=str)
+def test_values_are_normalized_too(device: str, heads: tuple[int, int, int], rotary_dim: int) -> None:
+    check(heads, device=device, rotary_dim=rotary_dim, norm=True, norms_values=True, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_queries_alone(device: str, norm: bool) -> None:
+    q_THD = torch.randn(3, 5, 32).to(device)
+    weight = torch.rand(5, 32).to(device) if norm else None
+    cos, sin = rotary_cos_sin(torch.arange(3, device=device), torch.rand(16, device=device), 1.0, torch.float32)
+    slots = torch.zeros(3, dtype=torch.int64, device=device)
+    results = [op(q_THD, weight, 1e-6, cos, sin, None, None, slots) for op in (norm_rotary_store, reference)]
+    torch.testing.assert_close(*results, atol=2e-6, rtol=2e-6)
+
+
 def test_no_tokens(device: str) -> None:
     cache, angles = torch.zeros(2, 4, 1, 8, device=device), torch.zeros(0, 1, 8, device=device)
     slots = torch.zeros(0, dtype=torch.int64, device=device)
@@ -71,3 +91,9 @@ def test_no_tokens(device: str) -> None:
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (8, 8, 80), (16, 8, 256)], ids=str)
 def test_large_bfloat16_steps(heads: tuple[int, int, int], norm: bool) -> None:
     check(heads, device="cuda", norm=norm, dtype=torch.bfloat16, num_tokens=2048)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(8, 1, 256), (32, 4, 512)], ids=str)
+def test_large_bfloat16_steps_with_normalized_values(heads: tuple[int, int, int]) -> None:
+    check(heads, device="cuda", norm=True, norms_values=True, dtype=torch.bfloat16, num_tokens=2048)

@@ -18,14 +18,16 @@ def error_of(dtype: torch.dtype) -> float:
     return 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("scale", [None, 0.37])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
-def test_add_rms_norm_equals_the_reference(device: str, dtype: torch.dtype, size: int) -> None:
+def test_add_rms_norm_equals_the_reference(device: str, dtype: torch.dtype, size: int, scale: float | None) -> None:
     x, residual = (torch.randn(2, 5, size) * 4).to(device, dtype)
     weight = torch.rand(size).to(device, dtype)
+    factor = None if scale is None else torch.tensor([scale]).to(device, dtype)
     before = x.clone(), residual.clone()
-    normed, total = add_rms_norm(x, residual, weight, 1e-5)
-    expected_normed, expected_total = reference_add_rms_norm(x, residual, weight, 1e-5)
+    normed, total = add_rms_norm(x, residual, weight, 1e-5, factor)
+    expected_normed, expected_total = reference_add_rms_norm(x, residual, weight, 1e-5, factor)
     assert torch.equal(total, expected_total)
     torch.testing.assert_close(normed, expected_normed, atol=1e-5, rtol=error_of(dtype))
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])

@@ -1,0 +1,140 @@
+"""Self-attention over the paged cache: the projections, norms and turns around `ops.paged_attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from bulkrun import ops
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, TurnedQKNorm, empty_parameter
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops import AttentionMetadata
+
+
+class Rotary(NamedTuple):
+    """One rotary embedding of a step's tokens."""
+
+    cos: torch.Tensor  # [T, 1, R], see `ops.apply_rotary`
+    sin: torch.Tensor
+    query_growth: torch.Tensor | None = None  # what queries are multiplied by [T, 1, 1]; None: 1
+
+    def of_tokens(self, indices: torch.Tensor) -> Rotary:
+        """Of some of the tokens, int64 [S]."""
+        growth = None if self.query_growth is None else self.query_growth[indices]
+        return Rotary(self.cos[indices], self.sin[indices], growth)
+
+
+def attend(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    sinks_H: torch.Tensor | None = None,
+    paged_attention: Callable[..., torch.Tensor] = ops.paged_attention,
+) -> torch.Tensor:
+    """Attend over a layer's cache, this step's keys and values included; returns [T, H, D]."""
+    if meta.kv_copies is not None:
+        ops.copy_kv(k_cache, v_cache, meta.kv_copies)
+    return paged_attention(
+        q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks_H=sinks_H
+    )
+
+
+class Attention(nn.Module):
+    """Self-attention over the paged cache of one layer, with fused QKV."""
+
+    in_float32 = ("sinks",)
+
+    def __init__(self, config: DecoderConfig, layer: int, index: int) -> None:
+        """`index`: of its keys and values among the cache's."""
+        super().__init__()
+        kv = config.layers_kv[index]
+        self.index, self.has_gate = index, config.gates_attention
+        self.has_own_keys = kv.source == index
+        are_values = config.keys_are_values is not None and config.keys_are_values[layer]
+        self.keys_are_values = self.has_own_keys and are_values
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, kv.num_heads, kv.head_dim
+        heads = config.num_heads * (2 if self.has_gate else 1) + self.num_own_heads
+        self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
+        self.sliding_window = config.sliding_windows[layer]
+        self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None
+        self.qkv_proj = Linear(config.hidden_size, heads * kv.head_dim, bias=config.qkv_bias)
+        self.o_proj = Linear(config.num_heads * kv.head_dim, config.hidden_size, bias=config.o_bias)
+        self.head_gates = Linear(config.hidden_size, config.num_heads) if config.gates_heads else None
+        self.paged_attention = ops.paged_attention  # `make_invariant` puts another op of its contract here
+        self.qk_norm = self._qk_norm(config)
+
+    @property
+    def num_own_heads(self) -> int:
+        """Heads of keys, and of values that are not the keys, which the projection has beside its queries."""
+        return 0 if not self.has_own_keys else self.num_kv_heads if self.keys_are_values else 2 * self.num_kv_heads
+
+    def _qk_norm(self, config: DecoderConfig) -> HeadQKNorm | TurnedQKNorm | ProjectionQKNorm | None:
+        if config.qk_norm == "head":
+            num_kv_heads = self.num_kv_heads if self.has_own_keys else 0
+            num_values = num_kv_heads if config.norms_values else 0
+            return HeadQKNorm(config, self.num_heads + num_kv_heads, self.head_dim, num_values=num_values)
+        if config.qk_norm == "turned_head":
+            return TurnedQKNorm(config)
+        return ProjectionQKNorm(config) if config.qk_norm == "projection" else None
+
+    def forward(
+        self,
+        x_TE: torch.Tensor,
+        rotary: Rotary | None,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E]; writes this step's keys and values to the cache first, if they are its own."""
+        k_cache, v_cache = kv_cache.k[self.index], kv_cache.v[self.index]
+        qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
+        gate_THD, qkv_TND = qkv_TND.tensor_split((self.num_heads if self.has_gate else 0,), dim=1)
+        own_k, own_v = (k_cache, v_cache) if self.has_own_keys else (None, None)
+        q_THD = self._store(qkv_TND, rotary, own_k, own_v, meta.slot_mapping_T)
+        out_THD = attend(
+            q_THD, k_cache, v_cache, meta,
+            scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap, sinks_H=self.sinks,
+            paged_attention=self.paged_attention,
+        )  # fmt: skip
+        if self.has_gate:
+            out_THD = out_THD * gate_THD.sigmoid()
+        elif self.head_gates is not None:
+            out_THD = out_THD * self.head_gates(x_TE).sigmoid().unsqueeze(-1)
+        return self.o_proj(out_THD.flatten(1))
+
+    def _store(
+        self,
+        qkv_TND: torch.Tensor,
+        rotary: Rotary | None,
+        k_cache: torch.Tensor | None,
+        v_cache: torch.Tensor | None,
+        slot_mapping_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalize queries and keys, turn them by position, write keys and values; the queries [T, H, D].
+
+        Without caches there are queries alone.
+        """
+        qk_norm_weight: torch.Tensor | None = None
+        eps = 0.0
+        if isinstance(self.qk_norm, HeadQKNorm):
+            qk_norm_weight, eps = self.qk_norm.weight_ND, self.qk_norm.eps
+        elif isinstance(self.qk_norm, TurnedQKNorm):
+            qk_norm_weight, eps = self.qk_norm.ones_ND, self.qk_norm.eps
+        elif self.qk_norm is not None:
+            qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
+            qk_TND.copy_(self.qk_norm(qk_TND))
+        cos, sin, query_growth = rotary or (None, None, None)
+        if query_growth is not None:
+            qkv_TND[:, : self.num_heads].mul_(query_growth)
+        if self.keys_are_values:
+            qkv_TND = torch.cat((qkv_TND, qkv_TND[:, self.num_heads :]), dim=1)
+        q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
+        return self.qk_norm.scale_queries(q_THD) if isinstance(self.qk_norm, TurnedQKNorm) else q_THD

@@ -1,0 +1,32 @@
+"""What a decoder's blocks are given beside hidden states, for all tokens of a step or for those alone that go on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.attention import Rotary
+from bulkrun.models.decoder.decoder_layer import Block
+from bulkrun.ops import AttentionMetadata
+
+
+class StepTokens(NamedTuple):
+    """T tokens of a step."""
+
+    rotaries: dict[RopeConfig | None, Rotary]
+    inputs_LTU: torch.Tensor | None  # each layer's own of each token (`layer_inputs`)
+    meta: AttentionMetadata
+
+    def beside(self, block: Block) -> Any:
+        """What the block's module takes after the hidden states: its layer's inputs, or its rotary embedding."""
+        if block.layer is not None and self.inputs_LTU is not None:
+            return self.inputs_LTU[block.layer]
+        return self.rotaries.get(block.rope)
+
+    def only(self, indices: torch.Tensor) -> StepTokens:
+        """These alone (int64 [S], ascending), each the last one of its sequence: attention to keys that are there."""
+        rotaries = {rope: rotary.of_tokens(indices) for rope, rotary in self.rotaries.items()}
+        inputs_LTU = None if self.inputs_LTU is None else self.inputs_LTU[:, indices]
+        return StepTokens(rotaries, inputs_LTU, self.meta.of_last_tokens(indices))
