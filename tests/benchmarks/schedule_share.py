@@ -67,13 +67,13 @@ class Step(NamedTuple):
     waiting: int
 
     def seconds(self, model: ModelCost, cost: Cost) -> float:
-        layers = len(model.windows)
+        layers, layer = len(model.attention), model.attention[0]  # all are alike
         rate = H200.gemm_flop_s * cost.gemm
         weights = model.num_body_weights * self.tokens + model.num_lm_head_weights * self.samples
         products = FLOPS_PER_WEIGHT * weights / rate * (1 + cost.half_rate_rows / self.tokens)
         read_weights = WEIGHT_BYTES * (model.num_body_weights + model.num_lm_head_weights) / H200.read_bytes_s
-        chunks = FLOPS_PER_PAIR * model.attention_width * self.chunk_pairs / (H200.gemm_flop_s * cost.prefill)
-        decode = model.kv_bytes * self.decode_keys / (H200.read_bytes_s * cost.decode_read)
+        chunks = FLOPS_PER_PAIR * layer.width * self.chunk_pairs / (H200.gemm_flop_s * cost.prefill)
+        decode = layer.kv_bytes * self.decode_keys / (H200.read_bytes_s * cost.decode_read)
         elementwise = cost.elementwise_bytes * self.tokens / (H200.read_bytes_s * cost.elementwise_read)
         return max(products, read_weights) + layers * (chunks + decode + elementwise) + cost.step_s
 
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--cost", type=json.loads, default={}, help="JSON: assumptions other than the defaults")
     args = parser.parse_args()
     model, cost = cost_of_shape(args.shape), Cost(**args.cost)
-    num_blocks = int(args.pool_gb * 1e9 / (len(model.windows) * model.kv_bytes * DEFAULT_BLOCK_SIZE))
+    num_blocks = int(args.pool_gb * 1e9 / (sum(layer.kv_bytes for layer in model.attention) * DEFAULT_BLOCK_SIZE))
     sizes = {"num_seqs": args.max_num_seqs, "num_tokens": args.max_num_batched_tokens, "num_blocks": num_blocks}
     for lengths in args.lengths:
         input_len, output_len = (Lengths.parse(text, "--lengths") for text in lengths.split("/"))

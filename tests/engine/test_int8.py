@@ -44,6 +44,7 @@ MIXTURES = {
     "gpt_oss": {"num_local_experts": 6},
     "gemma4_moe": {"moe_intermediate_size": 64, "global_head_dim": 32},
 }
+SIZES = {**MIXTURES, "gemma4": {"hidden_size_per_layer_input": 64}}
 NUM_QUANTIZED = {"qwen3_moe": (12, 4), "gemma4_moe": (30, 10)}  # of them of experts
 MAX_TOKENS = 17
 
@@ -62,7 +63,7 @@ def tokens(engine: LLMEngine) -> list[list[int]]:
 
 def engine_over(folder: Path, variant: str, **settings: Any) -> LLMEngine:
     """Over a model whose rows and columns fill panels, so that all layers are one call where they are compiled."""
-    path = save_tiny_model(folder / variant, variant, **WHOLE, head_dim=16, **MIXTURES.get(variant, {}))
+    path = save_tiny_model(folder / variant, variant, **WHOLE, head_dim=16, **SIZES.get(variant, {}))
     defaults = {"dtype": "float32", "device": "cpu", "kv_cache_memory_bytes": 8 * 2**20, "block_size": 4}
     return LLMEngine.from_model_dir(path, quantization="int8", **(defaults | settings))
 
@@ -75,7 +76,7 @@ def quantized_of(engine: LLMEngine) -> list[Int8Weights]:
 
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_tokens_are_those_of_a_model_quantized_by_hand(tmp_path: Path, variant: str) -> None:
-    model = with_fake_quantized_projections(variant, fake_quantized, **WHOLE, head_dim=16)
+    model = with_fake_quantized_projections(variant, fake_quantized, **WHOLE, head_dim=16, **SIZES.get(variant, {}))
     engine = engine_over(tmp_path, variant, max_num_batched_tokens=29, max_num_seqs=4)
     is_in_panels = all(one.zeros is not None for one in quantized_of(engine))
     assert is_in_panels == (engine.model_runner.model.layer_stack is not None)

@@ -280,6 +280,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         _GEMMA | {"sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4_whole_panels": (
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size": 160,
+            "vocab_size_per_layer_input": 160,
+        },
+    ),
+    "gemma4_unified_whole_panels": (
+        "Gemma4UnifiedForCausalLM",
+        SHARED_KV
+        | {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_kv_shared_layers": 1,
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
     "gemma4_moe": (
         "Gemma4ForCausalLM",
         GEMMA4

@@ -5,7 +5,8 @@
 large steps and are not counted; prefixes that requests share are counted for each of them (so an engine that computes
 them once can pass 100%). All as published: the last output token, which nobody feeds back, and the last layer of
 tokens that nobody samples from are counted too, so that an engine which leaves them out can pass 100% by a few percent
-where outputs are short or layers few.
+where outputs are short or layers few. So are layers without keys of their own, through which most tokens of prompts do
+not go.
 
 SERIAL = gemm_s + kv_s: kernels one after another. MAX = max(gemm_s, kv_s): perfect overlap. NanoFlow-optimal: GEMM rate
 / (2 * all parameters) tokens a second, which knows no attention and no KV.
@@ -44,16 +45,22 @@ def known_shape(config: ModelConfig) -> DecoderConfig:
     return config
 
 
+class AttentionCost(NamedTuple):
+    """Of one layer."""
+
+    width: int  # query heads times their dimension
+    kv_bytes: int  # per token
+    window: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What one token costs: weights it is multiplied with, and per layer attention width, window and KV bytes."""
+    """What one token costs: weights it is multiplied with, and what layers look at."""
 
     num_body_weights: int
     num_lm_head_weights: int
     num_parameters: int  # of a token's path, the embedding included
-    attention_width: int  # query heads times their dimension
-    kv_bytes: int  # per token and layer
-    windows: tuple[int | None, ...]  # per layer that attends
+    attention: tuple[AttentionCost, ...]  # per layer that attends
     state_bytes: int = 0  # read and written for every output token, over all layers that keep a state
 
     @classmethod
@@ -61,14 +68,17 @@ class ModelCost:
         """Raises UsageError as `known_shape` does."""
         config = known_shape(config)
         body = sum(_layer_weights(config, layer) for layer in range(config.num_layers))
+        if config.layer_inputs is not None:  # a projection for all layers, and two in each
+            body += 3 * config.num_layers * config.hidden_size * config.layer_inputs.size
         lm_head = config.vocab_size * config.hidden_size
         return cls(
             num_body_weights=body,
             num_lm_head_weights=lm_head,
             num_parameters=body + lm_head * (1 if config.tie_word_embeddings else 2),
-            attention_width=config.num_heads * config.head_dim,
-            kv_bytes=2 * config.num_kv_heads * config.head_dim * kv_itemsize,
-            windows=tuple(compress(config.sliding_windows, config.attends)),
+            attention=tuple(
+                AttentionCost(config.num_heads * kv.head_dim, 2 * kv.size * kv_itemsize, window)
+                for kv, window in zip(config.layers_kv, compress(config.sliding_windows, config.attends), strict=True)
+            ),
             state_bytes=0 if config.recurrence is None else 2 * config.recurrence.bytes_per_sequence(kv_itemsize),
         )
 
@@ -102,9 +112,10 @@ def ceilings(cost: ModelCost, work: Iterable[Work], rates: DeviceRates) -> Ceili
         num_tokens += total
         flops += FLOPS_PER_WEIGHT * (cost.num_body_weights * total + cost.num_lm_head_weights * num_output)
         kv_bytes += cost.state_bytes * num_output
-        for window in cost.windows:
-            flops += FLOPS_PER_PAIR * cost.attention_width * attended(total, window)
-            kv_bytes += cost.kv_bytes * (attended(total, window) - attended(num_input, window))
+        for layer in cost.attention:
+            pairs = attended(total, layer.window)
+            flops += FLOPS_PER_PAIR * layer.width * pairs
+            kv_bytes += layer.kv_bytes * (pairs - attended(num_input, layer.window))
     return Ceilings(
         gemm_s=flops / rates.gemm_flop_s,
         kv_s=kv_bytes / rates.read_bytes_s,
@@ -135,14 +146,20 @@ def _attention_weights(config: DecoderConfig, layer: int) -> int:
         num_weights = sum(rows * columns for rows, columns in kind.projection_shapes(hidden))
     if not config.attends[layer]:
         return num_weights
-    num_q = config.num_heads * (3 if config.gates_attention else 2)  # queries and outputs, and the gates
-    return num_weights + hidden * config.head_dim * (num_q + 2 * config.num_kv_heads)
+    index = sum(config.attends[:layer])
+    kv = config.layers_kv[index]
+    num_heads = config.num_heads * (3 if config.gates_attention else 2)  # queries and outputs, and the gates
+    if kv.source == index:
+        are_values = config.keys_are_values is not None and config.keys_are_values[layer]
+        num_heads += kv.num_heads if are_values else 2 * kv.num_heads
+    return num_weights + hidden * kv.head_dim * num_heads
 
 
 def _mlp_weights(config: DecoderConfig, layer: int) -> int:
     hidden, moe = config.hidden_size, config.moe
     num_matrices = 2 if config.activation == "relu2" else 3
     if moe is None or not moe.sparse_layers[layer]:
-        return num_matrices * hidden * config.intermediate_size
+        return num_matrices * hidden * config.mlp_size(layer)
     sizes = moe.intermediate_size * moe.num_experts_per_tok + (moe.shared_size or 0)
+    sizes += config.intermediate_size if moe.beside_mlp else 0
     return hidden * (num_matrices * sizes + moe.num_experts)

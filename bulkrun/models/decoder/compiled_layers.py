@@ -17,9 +17,10 @@ from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.ops.cpu.attention_mixer import AttentionWeights
-from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
+from bulkrun.ops.cpu.layer_stack import LayerStack, can_stack
+from bulkrun.ops.cpu.layer_weights import Heads, InputWeights, LayerWeights, StackSizes
 from bulkrun.ops.cpu.panel_linear import PANEL
-from bulkrun.ops.cpu.stack_memory import Matrix
+from bulkrun.ops.cpu.stack_memory import PAD, Matrix
 from bulkrun.ops.cpu.state_mixers import (
     DeltaNetWeights,
     Mamba2Weights,
@@ -39,7 +40,8 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     if model.device.type != "cpu" or _has_others(config) or not _are_suitable_linears(model):
         return None
     sizes = _sizes(config, model.dtype)
-    if not can_stack(sizes, model.norm.weight.dtype) or not _can_mix(config):
+    heads = [Heads(kv.num_heads, kv.head_dim) for kv in config.layers_kv]
+    if not can_stack(sizes, model.norm.weight.dtype, heads) or not _can_mix(config):
         return None
     ropes = list(model.inv_freqs)
     layers = [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
@@ -56,8 +58,17 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.activation == "relu2"
         or config.qk_norm == "turned_head"
         or config.attends_beside_states
-        or config.scales_layers
+        or (config.unlike_layers is not None and not _are_whole(config))
     )
+
+
+def _are_whole(config: DecoderConfig) -> bool:
+    """Whether rows of all widths are whole words, so that no row finds another one's numbers behind its own."""
+    widths = [config.num_heads * kv.head_dim for kv in config.layers_kv]
+    inner = [config.mlp_size(layer) for layer in range(config.num_layers)]
+    input_size = 0 if config.layer_inputs is None else config.layer_inputs.size
+    own = [kv.source == layer for layer, kv in enumerate(config.layers_kv)]
+    return not any(width % PAD for width in (*widths, *inner, input_size)) and own == sorted(own, reverse=True)
 
 
 def _can_mix(config: DecoderConfig) -> bool:
@@ -75,7 +86,8 @@ def _are_suitable_linears(model: Decoder) -> bool:
     weights = [module.weight for module in products if isinstance(module, Linear | Int8Linear | FourBitLinear)]
     if len(weights) < len(products):
         return False
-    if model.config.intermediate_size % PANEL and any(map(_has_packed_gates, model.layers)):
+    are_whole = not any(model.config.mlp_size(layer) % PANEL for layer in range(len(model.layers)))
+    if not are_whole and any(map(_has_packed_gates, model.layers)):
         return False  # gates and ups meet within a panel
     if all(weight.ndim == 4 for weight in weights):
         return True
@@ -97,10 +109,7 @@ def _has_packed_gates(layer: DecoderLayer) -> bool:
 def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
     return StackSizes(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
         num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
         eps=config.rms_norm_eps,
         scale=config.attention_scale,
         soft_cap=config.attention_soft_cap,
@@ -110,6 +119,7 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
         is_causal=config.is_causal,
         dtype=dtype,
         gates_attention=config.gates_attention,
+        input_size=0 if config.layer_inputs is None else config.layer_inputs.size,
     )
 
 
@@ -120,7 +130,9 @@ def _weights(
     assert attention is not None and isinstance(mlp, MLP), "neither mixtures nor MLPs alone are stacked"
     assert not isinstance(attention, AttentionBesideMamba2), "layers have one of both"
     rotary = None if rope is None else ropes.index(rope)
-    mixer = _attention(attention, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
+    mixer = (
+        _attention(attention, config, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
+    )
     return LayerWeights(
         input_norm=_norm(layer.input_norm),
         mixer=mixer,
@@ -129,18 +141,35 @@ def _weights(
         mlp_norm=_norm(layer.mlp_norm),
         gate_up=_matrix(mlp.gate_up_proj),
         down=_matrix(mlp.down_proj),
+        intermediate_size=mlp.size,
         mlp_out_norm=_norm(layer.mlp_out),
+        inputs=_inputs(layer),
+        scale=1.0 if layer.scale is None else layer.scale.item(),
     )
 
 
-def _attention(attention: Attention, rotary: int | None) -> AttentionWeights:
+def _inputs(layer: DecoderLayer) -> InputWeights | None:
+    mlp, norm = layer.input_mlp, layer.input_out
+    return (
+        None
+        if mlp is None or norm is None
+        else InputWeights(_matrix(mlp.gate_proj), _matrix(mlp.out_proj), norm.weight)
+    )
+
+
+def _attention(attention: Attention, config: DecoderConfig, rotary: int | None) -> AttentionWeights:
     qk_norm = attention.qk_norm
     return AttentionWeights(
         qkv=_matrix(attention.qkv_proj),
-        qk_norm=qk_norm.weight if isinstance(qk_norm, HeadQKNorm) else None,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        qk_norm=qk_norm.weight_ND if isinstance(qk_norm, HeadQKNorm) else None,
         projection_norms=(qk_norm.q.weight, qk_norm.k.weight) if isinstance(qk_norm, ProjectionQKNorm) else None,
         sliding_window=attention.sliding_window,
         rotary=rotary,
+        has_own_keys=attention.has_own_keys,
+        keys_are_values=attention.keys_are_values,
+        norms_values=config.norms_values and attention.has_own_keys,
     )
 
 

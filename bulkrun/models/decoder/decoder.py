@@ -90,16 +90,16 @@ class Decoder(nn.Module):
         """
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
+        inputs_LTU = None if self.layer_inputs is None else self.layer_inputs(input_ids_T, residual_TE)
         has_growth = any(rotary.query_growth is not None for rotary in rotaries.values())
         if self.layer_stack is not None and not has_growth and self.layer_stack.takes(residual_TE, kv_cache.dtype):
             states = [(*state.tensors,) for state in kv_cache.states]
             caches = kv_cache.k, kv_cache.v
             turns = [(rotary.cos, rotary.sin) for rotary in rotaries.values()]
-            return self.layer_stack(residual_TE, turns, *caches, meta, logits_indices, states)
+            return self.layer_stack(residual_TE, turns, *caches, meta, logits_indices, states, inputs_LTU)
         assert self.config.is_causal, "only the compiled layers look both ways"
         blocks = [block for layer in self.layers for block in layer.blocks()]
         last_look = max(i for i, block in enumerate(blocks) if block.looks_back)
-        inputs_LTU = None if self.layer_inputs is None else self.layer_inputs(input_ids_T, residual_TE)
         step = StepTokens(rotaries, inputs_LTU, meta)
         x_TE = blocks[0].norm(residual_TE)
         for i, block in enumerate(blocks):

@@ -19,7 +19,8 @@ from bulkrun.models.embedding.two_texts import hidden_states
 from bulkrun.models.general.comparison import distance, tolerance
 from bulkrun.ops.cpu.attention_mixer import AttentionWeights
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
+from bulkrun.ops.cpu.layer_stack import LayerStack, can_stack
+from bulkrun.ops.cpu.layer_weights import Heads, LayerWeights, StackSizes
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels
 from bulkrun.ops.cpu.stack_memory import Matrix
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, Quantization
@@ -75,17 +76,15 @@ def _can_stack(encoder: PaddedEncoder, quantization: Quantization | None) -> boo
         return False
     if quantization == "int8" and not all(can_pack_int8(*weight.shape) for weight in products):
         return False
-    return can_stack(_sizes(encoder), encoder.dtype)
+    config = encoder.config
+    return can_stack(_sizes(encoder), encoder.dtype, [Heads(config.num_heads, config.head_dim)])
 
 
 def _sizes(encoder: PaddedEncoder) -> StackSizes:
     config, stored = encoder.config, encoder.model.config
     return StackSizes(
         hidden_size=config.hidden_size,
-        intermediate_size=stored.intermediate_size,
         num_heads=config.num_heads,
-        num_kv_heads=config.num_heads,
-        head_dim=config.head_dim,
         eps=stored.norm_eps,
         scale=config.head_dim**-0.5,
         soft_cap=None,
@@ -100,11 +99,13 @@ def _sizes(encoder: PaddedEncoder) -> StackSizes:
 def _stack(encoder: PaddedEncoder, quantization: Quantization | None) -> LayerStack:
     model = encoder.model
     kinds = list(_rotary_tables(model, encoder.dtype))
-    layers = [_weights(layer, kinds, quantization) for layer in model.get_submodule("layers").children()]
+    layers = [_weights(layer, kinds, encoder, quantization) for layer in model.get_submodule("layers").children()]
     return LayerStack(layers, model.get_submodule("final_norm").weight.data, _sizes(encoder))  # type: ignore[arg-type]
 
 
-def _weights(layer: nn.Module, kinds: list[str], quantization: Quantization | None) -> LayerWeights:
+def _weights(
+    layer: nn.Module, kinds: list[str], encoder: PaddedEncoder, quantization: Quantization | None
+) -> LayerWeights:
     def matrix(name: str) -> Matrix:
         linear = layer.get_submodule(name)
         assert isinstance(linear, nn.Linear)
@@ -114,6 +115,8 @@ def _weights(layer: nn.Module, kinds: list[str], quantization: Quantization | No
     window = layer.get_submodule("attn").sliding_window
     attention = AttentionWeights(
         qkv=matrix("attn.Wqkv"),
+        num_kv_heads=encoder.config.num_heads,
+        head_dim=encoder.config.head_dim,
         qk_norm=None,
         projection_norms=None,
         sliding_window=window if isinstance(window, int) else None,
@@ -127,6 +130,7 @@ def _weights(layer: nn.Module, kinds: list[str], quantization: Quantization | No
         mlp_norm=layer.get_submodule("mlp_norm").weight.data,  # type: ignore[arg-type]
         gate_up=matrix("mlp.Wi"),
         down=matrix("mlp.Wo"),
+        intermediate_size=encoder.model.config.intermediate_size,
         mlp_out_norm=None,
     )
 

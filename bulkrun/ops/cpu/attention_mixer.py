@@ -7,7 +7,7 @@ step.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,8 +24,12 @@ class AttentionLayer(ctypes.Structure):
     _fields_ = (
         ("qkv", panel_matrix.Matrix),
         *[(x, c_void_p) for x in ("qk_norm", "q_norm", "k_norm", "k_cache", "v_cache")],
-        *[(x, c_int64) for x in ("window", "rotary")],
+        *[(x, c_int64) for x in ("window", "rotary", "num_kv_heads", "head_dim")],
+        *[(x, c_int32) for x in ("has_own_keys", "keys_are_values", "norms_values")],
     )
+
+
+_AS_IT_IS = ("num_kv_heads", "head_dim", "has_own_keys", "keys_are_values", "norms_values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,15 @@ class AttentionWeights:
     kind: ClassVar[int] = 0  # of MixerKind
 
     qkv: Matrix
-    qk_norm: torch.Tensor | None  # [H + K, D], of each head by itself
+    num_kv_heads: int
+    head_dim: int
+    qk_norm: torch.Tensor | None  # [H + K, D], of each head by itself, or [H + 2 K, D], of values too
     projection_norms: tuple[torch.Tensor, torch.Tensor] | None  # [H D], [K D], of all queries as one and of all keys
     sliding_window: int | None
     rotary: int | None  # which of the step's rotary embeddings
+    has_own_keys: bool = True  # else there are queries alone, and the caches are an earlier layer's
+    keys_are_values: bool = False  # there are no others
+    norms_values: bool = False
 
     @property
     def matrix(self) -> Matrix:
@@ -53,4 +62,5 @@ class AttentionWeights:
             qkv=memory.matrix(self.qkv),
             **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
             window=self.sliding_window or 0, rotary=-1 if self.rotary is None else self.rotary,
+            **{name: getattr(self, name) for name in _AS_IT_IS},
         )  # fmt: skip

@@ -33,7 +33,7 @@ struct DeltaNetMixer : BlockProducts<T> {
     }
 
     // Brings the sequences' states up to this step's last tokens: in the last layer too each token counts.
-    void mix(const DeltaNetLayer& layer, bool, const Rows<W>&) const {
+    void mix(const DeltaNetLayer& layer, bool, char*) const {
         convolve<T>(convolution_of(layer));
         const DeltaRule rule = rule_of(layer);
         carry_heads(rule, [&](float* state, long head, long first, long end) {

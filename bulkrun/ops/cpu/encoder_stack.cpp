@@ -56,11 +56,13 @@ struct Encoder : BlockProducts<T> {
         begin(s.layers[i], block);
     }
 
-    void mix(long i, const Rows<W>& rows) const {
-        attend_items<T>(step, i + 1 < s.num_layers ? items : last_items, rows);
+    long last_full() const { return s.num_layers - 1; }
+
+    void mix(long i, char* memory) const {
+        attend_items<T>(step, i < last_full() ? items : last_items, Rows<W>(memory, s.head_dim));
     }
 
-    void move_kept() const {
+    void move_kept(long) const {
         this->move_to_front(s.attended, width, s.kept, s.num_kept);
         this->move_to_front(s.x, size, s.kept, s.num_kept);
     }
@@ -84,7 +86,7 @@ struct Encoder : BlockProducts<T> {
         this->multiply((T*)s.x + block.first * size, size, layer.qkv, qkv, columns, block, AsItIs());
         const Projection projection = {qkv - block.first * columns, nullptr, nullptr, nullptr, s.q, s.k_cache,
                                        s.v_cache, s.slots, columns, s.num_tokens, s.num_heads, s.num_heads, s.head_dim,
-                                       0, s.eps, 0, 0, s.num_threads};
+                                       0, s.eps, 0, 0, 0, s.num_threads};
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
             store_token<T, T>(projection, block.first + row);
     }

@@ -20,7 +20,7 @@ struct LayerStack : BlockProducts<T> {
     using W = typename WordOf<T>::type;
     const Stack& s;
     const TimesFactor<T> to_residual;
-    const long size, x_stride, gated_stride;
+    const long size, x_stride;
     const AttentionMixer<T, N> attention;
     const DeltaNetMixer<T> delta_net;
     const ShortConvMixer<T> short_conv;
@@ -32,7 +32,6 @@ struct LayerStack : BlockProducts<T> {
           to_residual{s.residual_multiplier},
           size(s.hidden_size),
           x_stride(s.x_stride()),
-          gated_stride(round_up(s.intermediate_size, PAD)),
           attention(s, *this),
           delta_net(s, *this),
           short_conv(s, *this),
@@ -47,15 +46,18 @@ struct LayerStack : BlockProducts<T> {
         with_mixer(s.layers[i], [&](const auto& mixer, const auto& layer) { mixer.begin(layer, x, block); });
     }
 
-    void mix(long i, const Rows<W>& rows) const {
-        const bool is_last = i + 1 == s.num_layers;
-        with_mixer(s.layers[i], [&](const auto& mixer, const auto& layer) { mixer.mix(layer, is_last, rows); });
+    long last_full() const { return s.last_full; }
+
+    void mix(long i, char* memory) const {
+        const bool of_kept = i >= s.last_full;
+        with_mixer(s.layers[i], [&](const auto& mixer, const auto& layer) { mixer.mix(layer, of_kept, memory); });
     }
 
-    void move_kept() const {
-        const Mixed<T> mixed = mixed_by(s.layers[s.num_layers - 1]);
+    // What was found for them, and where they stood.
+    void move_kept(long i) const {
+        const Mixed<T> mixed = mixed_by(s.layers[i]);
         this->move_to_front(mixed.rows, mixed.stride, s.kept, s.num_kept);
-        this->move_to_front(s.residual, size, s.kept, s.num_kept);
+        if (i == s.last_full) this->move_to_front(s.residual, size, s.kept, s.num_kept);
     }
 
     // Up to the norm before the next layer.
@@ -69,8 +71,10 @@ struct LayerStack : BlockProducts<T> {
         if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
         else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
         else run_mlp<Gelu<T>>(layer, x, out, block);
-        if (is_last) add_norm(out, layer.mlp_out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block);
-        else add_norm(out, layer.mlp_out_norm, s.layers[i + 1].input_norm, x, x_stride, block);
+        if (layer.input_gate.panels) take_inputs(i, x, out, block);
+        const void* out_norm = layer.input_gate.panels ? layer.input_out_norm : layer.mlp_out_norm;
+        if (!is_last) return add_norm(out, out_norm, s.layers[i + 1].input_norm, x, x_stride, block, layer.scale);
+        add_norm(out, out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block, layer.scale);
     }
 
   private:
@@ -108,29 +112,48 @@ struct LayerStack : BlockProducts<T> {
         else norm_row(from, (const N*)weight, to, size, s.eps);
     }
 
-    // To the residual stream what is added, and its norm to `to`.
-    void add_and_norm(const T* added, T* residual, const void* weight, T* to) const {
-        if (!s.is_layer_norm) return add_norm_row(added, residual, (const N*)weight, to, residual, size, s.eps);
+    // To the residual stream what is added, and the norm of their sum to `to`; of layer norms it is not scaled.
+    void add_and_norm(const T* added, T* residual, const void* weight, T* to, float scale) const {
+        if (!s.is_layer_norm) return add_norm_row(added, residual, (const N*)weight, to, residual, size, s.eps, scale);
         add_row(added, residual, to, size);
         norm(residual, weight, to);
     }
 
     // To the residual stream comes what a block has computed, with a norm of its own if there is one.
-    void add_norm(T* out, const void* out_norm, const void* weight, T* to, long stride, const Block& block) const {
+    void add_norm(T* out, const void* out_norm, const void* weight, T* to, long stride, const Block& block,
+                  float scale = 1.0f) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             T *added = out + row * size, *residual = (T*)s.residual + (block.first + row) * size;
             if (out_norm) norm(added, out_norm, added);
-            if (weight) add_and_norm(added, residual, weight, to + row * stride);
+            if (weight) add_and_norm(added, residual, weight, to + row * stride, scale);
             else add_row(added, residual, to + row * stride, size);
         }
         this->meet(block);
     }
 
+    // The MLP's part to the residual stream, and to `out` what the layer's inputs make of that.
+    void take_inputs(long i, T* x, T* out, const Block& block) const {
+        const Layer& layer = s.layers[i];
+        const long width = s.input_size;
+        add_norm(out, layer.mlp_out_norm, nullptr, x, x_stride, block);
+        T* gated = this->scratch(s.gated, width, block);
+        this->multiply(x, x_stride, layer.input_gate, gated, width, block, AsItIs());
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
+            const long token = block.first + row, place = s.kept && i >= s.last_full ? s.kept[token] : token;
+            const T* input = (const T*)s.inputs + (i * s.num_tokens + place) * width;
+            for (T* gate = gated + row * width; gate < gated + (row + 1) * width; gate += LANES, input += LANES)
+                store(gate, GateTimesUp<T, GeluTanh<T>>()(load(gate), load(input)));
+        }
+        this->meet(block);
+        this->multiply(gated, width, layer.input_out, out, size, block, to_residual);
+    }
+
     template <class Gate>
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
+        const long gated_stride = round_up(layer.intermediate_size, PAD);
         T* gated = this->scratch(s.gated, gated_stride, block);
         this->with_operand(x, x_stride, layer.gate_up, block, [&](const Operand& rows, auto words) {
-            multiply_gated<decltype(words)>(rows, layer.gate_up, gated, gated_stride, block.rows, s.intermediate_size,
+            multiply_gated<decltype(words)>(rows, layer.gate_up, gated, gated_stride, block.rows, layer.intermediate_size,
                                             block.share, GateTimesUp<T, Gate>());
         });
         this->meet(block);
@@ -139,11 +162,11 @@ struct LayerStack : BlockProducts<T> {
 };
 
 EXPORT_LAYOUT(Matrix, is_narrow)
-EXPORT_LAYOUT(AttentionLayer, rotary)
+EXPORT_LAYOUT(AttentionLayer, norms_values)
 EXPORT_LAYOUT(DeltaNetLayer, norm_eps)
 EXPORT_LAYOUT(ShortConvLayer, num_taps)
 EXPORT_LAYOUT(Mamba2Layer, num_taps)
-EXPORT_LAYOUT(Layer, mlp_out_norm)
+EXPORT_LAYOUT(Layer, scale)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)
 extern "C" void layer_stack_float32_float32(const Stack* s) { LayerStack<float, float>(*s).run(); }

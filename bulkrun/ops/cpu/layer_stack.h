@@ -15,6 +15,10 @@ struct Layer {
     Matrix o, gate_up, down;
     const void *input_norm, *mlp_norm;          // before mixer and MLP; null: none
     const void *mixer_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
+    Matrix input_gate, input_out;               // of what the layer is told of each token anew; no panels: nothing
+    const void* input_out_norm;
+    int64_t intermediate_size;
+    float scale;  // of the residual stream behind it
 };
 
 struct Rotary {
@@ -25,7 +29,7 @@ struct Rotary {
 struct Stack {
     const Layer* layers;
     const Rotary* rotaries;
-    const void* last_norm;
+    const void *last_norm, *inputs;                  // inputs: [layers, T, input_size], or null
     void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
     void *q, *attended;                              // scratch: a row per token
     void *projected, *ba, *convolved, *corrected;    // the same: what mixers read once it is there for all tokens
@@ -34,8 +38,9 @@ struct Stack {
     const int64_t *slots, *rows, *kv_copies, *kept;  // kv_copies: [2, num_copies]; kept: null for all tokens
     const int32_t *block_tables, *context_lens, *cu_seqlens_q;
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
-    int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
-    int64_t widest;  // numbers in the longest row that is multiplied
+    int64_t hidden_size, num_heads, head_dim, input_size, block_size;  // head_dim: of the widest heads
+    int64_t widest;                                                    // numbers in the longest row that is multiplied
+    int64_t last_full;  // the last layer that makes keys, or a state, of all tokens
     float eps, scale, soft_cap, residual_multiplier;
     int32_t activation;       // SILU, GELU_TANH or GELU
     int32_t is_layer_norm;    // 0: norms are of root mean squares

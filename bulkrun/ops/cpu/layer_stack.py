@@ -9,9 +9,8 @@ panels of columns (panels.h), which the call reads from end to end: the panels t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 
 import torch
 
@@ -19,10 +18,10 @@ from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.attention_mixer import AttentionLayer, AttentionWeights
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
-from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
+from bulkrun.ops.cpu.layer_weights import Heads, LayerWeights, StackSizes, row_sizes, widest
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
-from bulkrun.ops.cpu.stack_memory import PAD, Matrix, StackMemory, padded, set_kept, set_step
+from bulkrun.ops.cpu.stack_memory import Matrix, StackMemory, padded, set_kept, set_step
 from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, ShortConvLayer, StateWeights
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.matmul.weight_kinds import values_of
@@ -31,51 +30,16 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of layer_stack.cpp
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer: what mixes tokens in it, and gates and ups in one matrix. Norms that are None it has not."""
-
-    input_norm: torch.Tensor | None  # [E]
-    mixer: AttentionWeights | StateWeights
-    o: Matrix
-    mixer_out_norm: torch.Tensor | None  # [E]
-    mlp_norm: torch.Tensor | None  # [E]
-    gate_up: Matrix
-    down: Matrix
-    mlp_out_norm: torch.Tensor | None  # [E]
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """Those that are read for every token."""
-        return self.mixer.matrix, self.o, self.gate_up, self.down
-
-
-@dataclass(frozen=True, slots=True)
-class StackSizes:
-    """The settings that all layers share."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: float
-    scale: float
-    soft_cap: float | None
-    residual_multiplier: float  # of what mixer and MLP add to the residual stream
-    activation: str  # one of ACTIVATIONS
-    is_layer_norm: bool  # else norms are of root mean squares
-    is_causal: bool
-    dtype: torch.dtype  # of what goes through them, and of weights that are not int8
-    gates_attention: bool = False  # what it gives is multiplied by the sigmoid of gates, which queries come behind
-
-
 class _Layer(ctypes.Structure):
     _fields_ = (
         ("mixer", c_void_p),
         ("mixer_kind", c_int64),
         *[(x, panel_matrix.Matrix) for x in ("o", "gate_up", "down")],
         *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "mixer_out_norm", "mlp_out_norm")],
+        *[(x, panel_matrix.Matrix) for x in ("input_gate", "input_out")],
+        ("input_out_norm", c_void_p),
+        ("intermediate_size", c_int64),
+        ("scale", c_float),
     )
 
 
@@ -83,7 +47,8 @@ class _Rotary(ctypes.Structure):
     _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("dim", c_int64))
 
 
-_CONSTANTS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+_CONSTANTS = ("hidden_size", "num_heads", "head_dim", "input_size")
+_MODEL = ("layers", "rotaries", "last_norm")
 _TOKEN_SCRATCH = ("q", "attended", "projected", "ba", "convolved", "corrected")
 _SCRATCH = (*_TOKEN_SCRATCH, "x", "qkv", "out", "gated", "bytes", "row_scales")
 _STEP = ("slots", "rows", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
@@ -93,22 +58,22 @@ class _Stack(ctypes.Structure):
     """`struct Stack` of layer_stack.h."""
 
     _fields_ = (
-        *[(x, c_void_p) for x in ("layers", "rotaries", "last_norm", "residual", "hidden", *_SCRATCH, *_STEP)],
+        *[(x, c_void_p) for x in (*_MODEL, "inputs", "residual", "hidden", *_SCRATCH, *_STEP)],
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
-        *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest")],
+        *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest", "last_full")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
         *[(x, c_int32) for x in ("activation", "is_layer_norm", "gates_attention", "sees_later")],
         *[(x, c_int32) for x in ("has_fp8_cache", "num_threads")],
     )
 
 
-def can_stack(sizes: StackSizes, norm_dtype: torch.dtype) -> bool:
-    """Whether it is compiled for such layers; the first call may compile."""
+def can_stack(sizes: StackSizes, norm_dtype: torch.dtype, heads: Iterable[Heads]) -> bool:
+    """Whether it is compiled for such layers, with these heads of keys; the first call may compile."""
     ops, names = library(), suffix(sizes.dtype, norm_dtype)
     if ops is None or names is None or not hasattr(ops, f"layer_stack_{names}"):
         return False
-    heads_per_kv_head = sizes.num_heads // sizes.num_kv_heads
-    return sizes.head_dim <= c_number("max_head_dim") and heads_per_kv_head <= c_number("max_heads_per_kv_head")
+    most_dims, most_heads = c_number("max_head_dim"), c_number("max_heads_per_kv_head")
+    return all(dims <= most_dims and sizes.num_heads // kv_heads <= most_heads for kv_heads, dims in heads)
 
 
 class LayerStack:
@@ -116,19 +81,20 @@ class LayerStack:
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
         mixers = [layer.mixer for layer in layers]
-        with_states = [mixer for mixer in mixers if not isinstance(mixer, AttentionWeights)]
-        self._memory = StackMemory(sizes.dtype, _row_sizes(with_states, sizes), _TOKEN_SCRATCH)  # tables point there
+        self._memory = StackMemory(sizes.dtype, row_sizes(layers, sizes), _TOKEN_SCRATCH)  # tables point there
         self._mixers = [mixer.table(self._memory) for mixer in mixers]
-        tables = [self._layer(*pair, sizes) for pair in zip(layers, self._mixers, strict=True)]
+        tables = [self._layer(*pair) for pair in zip(layers, self._mixers, strict=True)]
         self._layers = (_Layer * len(layers))(*tables)
         self._rotaries = (_Rotary * (1 + max(_rotary_of(mixer) for mixer in mixers)))()
         self._stack = _Stack(
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
-            last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=_widest(with_states, sizes),
+            last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=widest(layers, sizes),
+            head_dim=max(one.head_dim for one in mixers if isinstance(one, AttentionWeights)),
+            last_full=max(i for i, layer in enumerate(layers) if layer.is_full),
             eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,
             residual_multiplier=sizes.residual_multiplier, activation=ACTIVATIONS.index(sizes.activation),
             is_layer_norm=sizes.is_layer_norm, gates_attention=sizes.gates_attention, sees_later=not sizes.is_causal,
-            **{name: getattr(sizes, name) for name in _CONSTANTS},
+            **{name: getattr(sizes, name) for name in _CONSTANTS if name != "head_dim"},
         )  # fmt: skip
         are_packed = all(_is_packed(matrix) for layer in layers for matrix in layer.matrices)
         self._max_tokens = None if are_packed else MAX_COPIED_TOKENS
@@ -156,14 +122,16 @@ class LayerStack:
         meta: AttentionMetadata,
         kept: torch.Tensor | None = None,
         states: Sequence[Sequence[torch.Tensor]] = (),
+        inputs_LTU: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches, and the states.
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
         k_caches, v_caches: [N, B, K, D] contiguous, one per layer that attends, all of the layers' dtype or all of fp8.
-        kept: int64 [S], ascending: only these tokens go on after the last layer has mixed, and come out, [S, E].
+        kept: int64 [S], ascending, the last ones of their sequences where layers have no keys of their own: only these
+        tokens go on after the last layer that has some has mixed, and come out, [S, E].
         states: of each layer that keeps some; [R, W - 1, C] of the layers' dtype, and where heads have matrices
-        [R, H, D, V] of float32, contiguous.
+        [R, H, D, V] of float32, contiguous. inputs_LTU: contiguous, where layers are told of tokens anew.
         """
         assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
         hidden_TE = torch.empty_like(residual_TE if kept is None else residual_TE[: len(kept)])
@@ -178,6 +146,7 @@ class LayerStack:
         self._memory.make_room(stack, len(residual_TE))
         set_step(stack, meta)
         self._set_copies(meta.kv_copies)
+        self._set_inputs(inputs_LTU)
         set_kept(stack, kept, len(residual_TE))
         self._run(ctypes.byref(stack))
         return hidden_TE
@@ -201,16 +170,24 @@ class LayerStack:
         stack = self._stack
         stack.kv_copies, stack.num_copies = (None, 0) if copies is None else (copies.data_ptr(), copies.shape[1])
 
-    def _layer(self, layer: LayerWeights, mixer: ctypes.Structure, sizes: StackSizes) -> _Layer:
+    def _set_inputs(self, inputs_LTU: torch.Tensor | None) -> None:
+        assert (inputs_LTU is None) == (not self._stack.input_size)
+        assert inputs_LTU is None or (inputs_LTU.is_contiguous() and inputs_LTU.dtype == self._memory.dtype)
+        self._stack.inputs = None if inputs_LTU is None else inputs_LTU.data_ptr()
+
+    def _layer(self, layer: LayerWeights, mixer: ctypes.Structure) -> _Layer:
         norms = {
             "input_norm": layer.input_norm, "mlp_norm": layer.mlp_norm,
             "mixer_out_norm": layer.mixer_out_norm, "mlp_out_norm": layer.mlp_out_norm,
         }  # fmt: skip
-        memory = self._memory
+        memory, inputs = self._memory, {}
+        if layer.inputs is not None:
+            norms["input_out_norm"] = layer.inputs.out_norm
+            inputs = {"input_gate": memory.matrix(layer.inputs.gate), "input_out": memory.matrix(layer.inputs.out)}
         return _Layer(
             mixer=ctypes.addressof(mixer), mixer_kind=layer.mixer.kind, o=memory.matrix(layer.o),
-            gate_up=memory.matrix(_padded_halves(layer.gate_up, sizes.intermediate_size)),
-            down=memory.matrix(layer.down),
+            gate_up=memory.matrix(_padded_halves(layer.gate_up, layer.intermediate_size)),
+            down=memory.matrix(layer.down), intermediate_size=layer.intermediate_size, scale=layer.scale, **inputs,
             **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
         )  # fmt: skip
 
@@ -231,29 +208,3 @@ def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
 
 def _rotary_of(mixer: AttentionWeights | StateWeights) -> int:
     return mixer.rotary if isinstance(mixer, AttentionWeights) and mixer.rotary is not None else -1
-
-
-def _widest(with_states: Sequence[StateWeights], sizes: StackSizes) -> int:
-    """Numbers in the longest row that is multiplied."""
-    width = sizes.num_heads * sizes.head_dim
-    return max(sizes.hidden_size, width, sizes.intermediate_size, *(one.mixed_size for one in with_states))
-
-
-def _row_sizes(with_states: Sequence[StateWeights], sizes: StackSizes) -> dict[str, int]:
-    """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
-    width, widest = sizes.num_heads * sizes.head_dim, _widest(with_states, sizes)
-    qkv = width + 2 * sizes.num_kv_heads * sizes.head_dim
-    rows = {
-        "x": sizes.hidden_size + -sizes.hidden_size % PAD,
-        "qkv": 0 if sizes.gates_attention else qkv,
-        "q": width,
-        "attended": width + -width % PAD,
-        "projected": width + qkv if sizes.gates_attention else 0,
-        "out": sizes.hidden_size,
-        "gated": sizes.intermediate_size + -sizes.intermediate_size % PAD,
-        "bytes": (widest + -widest % ROW_MULTIPLE) // sizes.dtype.itemsize,
-        "row_scales": 4 // sizes.dtype.itemsize,
-    }
-    for one in with_states:
-        rows |= {name: max(size, rows.get(name, 0)) for name, size in one.scratch.items()}
-    return rows

@@ -35,7 +35,7 @@ struct Mamba2Mixer : BlockProducts<T> {
     }
 
     // Brings the sequences' states up to this step's last tokens: in the last layer too each token counts.
-    void mix(const Mamba2Layer& layer, bool, const Rows<W>&) const {
+    void mix(const Mamba2Layer& layer, bool, char*) const {
         convolve<T>(convolution_of(layer));
         const StateSpace space = space_of(layer);
         carry_heads(space, [&](float* state, long head, long first, long end) {

@@ -15,7 +15,8 @@ struct Projection {
     const int64_t* slots;
     int64_t qkv_stride, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
     float eps;
-    int32_t norms_values;   // the weight has rows for them too
+    int32_t norms_values;     // the weight has rows for them too
+    int32_t keys_are_values;  // there are no others
     int32_t has_fp8_cache;  // 0: it holds what the projection is
     int32_t num_threads;
 };
@@ -65,13 +66,15 @@ inline void copy(const T* from, C* to, long count) {
         for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
 }
 
+// place: the token's among positions, slots and queries, where the projection has fewer rows.
 template <class T, class W, class C>
-inline void store_token(const Projection& p, long token) {
+inline void store_token(const Projection& p, long token, long place) {
     const long dim = p.head_dim, num_turning = p.num_heads + p.num_kv_heads, half = p.rotary_dim / 2;
     const T* heads = (const T*)p.qkv + token * p.qkv_stride;
-    const long row = std::max<int64_t>(p.slots[token], 0) * p.num_kv_heads * dim;
-    const T* cos = p.cos ? (const T*)p.cos + token * p.rotary_dim : nullptr;
-    const T* sin = (const T*)p.sin + token * p.rotary_dim;
+    const long row = std::max<int64_t>(p.slots[place], 0) * p.num_kv_heads * dim;
+    const T* cos = p.cos ? (const T*)p.cos + place * p.rotary_dim : nullptr;
+    const T* sin = (const T*)p.sin + place * p.rotary_dim;
+    const T* values = heads + (p.keys_are_values ? p.num_heads : num_turning) * dim;
     auto turn_head = [&](long n, auto* to) {
         const T* head = heads + n * dim;
         if (!p.weight) return turn(head, cos, sin, half, to, dim);
@@ -79,18 +82,23 @@ inline void store_token(const Projection& p, long token) {
         normalize<T>(head, (const W*)p.weight + n * dim, normed, dim, p.eps);
         turn(normed, cos, sin, half, to, dim);
     };
-    for (long n = 0; n < p.num_heads; n++) turn_head(n, (T*)p.queries + (token * p.num_heads + n) * dim);
+    for (long n = 0; n < p.num_heads; n++) turn_head(n, (T*)p.queries + (place * p.num_heads + n) * dim);
     for (long n = p.num_heads; n < num_turning; n++) turn_head(n, (C*)p.k_cache + row + (n - p.num_heads) * dim);
-    if (!p.norms_values) return copy(heads + num_turning * dim, (C*)p.v_cache + row, p.num_kv_heads * dim);
-    for (long n = num_turning; n < num_turning + p.num_kv_heads; n++) {
+    if (!p.norms_values) return copy(values, (C*)p.v_cache + row, p.num_kv_heads * dim);
+    for (long n = 0; n < p.num_kv_heads; n++) {
         float normed[MAX_DIM];
-        normalize<T>(heads + n * dim, (const W*)p.weight + n * dim, normed, dim, p.eps);
-        turn<T>(normed, (const T*)nullptr, (const T*)nullptr, 0, (C*)p.v_cache + row + (n - num_turning) * dim, dim);
+        normalize<T>(values + n * dim, (const W*)p.weight + (num_turning + n) * dim, normed, dim, p.eps);
+        turn<T>(normed, (const T*)nullptr, (const T*)nullptr, 0, (C*)p.v_cache + row + n * dim, dim);
     }
 }
 
 template <class T, class W>
+inline void store_token(const Projection& p, long token, long place) {
+    if (p.has_fp8_cache) store_token<T, W, fp8>(p, token, place);
+    else store_token<T, W, T>(p, token, place);
+}
+
+template <class T, class W>
 inline void store_token(const Projection& p, long token) {
-    if (p.has_fp8_cache) store_token<T, W, fp8>(p, token);
-    else store_token<T, W, T>(p, token);
+    store_token<T, W>(p, token, token);
 }

@@ -27,6 +27,7 @@ class _Projection(ctypes.Structure):
         ],
         ("eps", c_float),
         ("norms_values", c_int32),
+        ("keys_are_values", c_int32),
         ("has_fp8_cache", c_int32),
         ("num_threads", c_int32),
     )
@@ -56,7 +57,7 @@ def norm_rotary_store(
         qkv_TND.data_ptr(), _pointer(qk_norm_weight), _pointer(cos), _pointer(sin), q_THD.data_ptr(),
         _pointer(k_cache), _pointer(v_cache), slot_mapping_T.data_ptr(), qkv_TND.stride(0), num_tokens,
         num_heads - 2 * num_kv_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
-        eps, num_normed == num_heads, cache_dtype == FP8, torch.get_num_threads(),
+        eps, num_normed == num_heads, 0, cache_dtype == FP8, torch.get_num_threads(),
     )  # fmt: skip
     _function(names)(ctypes.byref(projection))
     return q_THD

@@ -27,7 +27,7 @@ struct ShortConvMixer : BlockProducts<T> {
     }
 
     // Brings the sequences' states up to this step's last tokens: in the last layer too each token counts.
-    void mix(const ShortConvLayer& layer, bool, const Rows<W>&) const {
+    void mix(const ShortConvLayer& layer, bool, char*) const {
         T *projected = (T*)s.projected, *inputs = projected + 2 * size;
         gate(projected, inputs, columns);
         convolve<T>({inputs, layer.conv, layer.conv_bias, layer.conv_state, s.convolved, s.rows, s.cu_seqlens_q,

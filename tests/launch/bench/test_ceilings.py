@@ -12,9 +12,10 @@ from bulkrun.launch.bench.roofline import sustained_shares
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
-from tests.models.tiny_models import make_tiny_model, save_tiny_model
+from tests.models.tiny_models import known, make_tiny_model, save_tiny_model
 
 H200 = DeviceRates(790e12, 4.3e12)
+NOT_MULTIPLIED = ("bias", "sinks", "scale", "tokens_per_layer")
 
 
 def _cost(shape: str, tmp_path: Path) -> ModelCost:
@@ -43,12 +44,15 @@ def test_the_ceilings_of_public_shapes_are_those_of_the_table(
     assert tokens / limits.serial_s == pytest.approx(serial, rel=2e-3)
 
 
-@pytest.mark.parametrize("variant", ["llama_tied", "qwen3", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    "variant",
+    known(["llama_tied", "qwen3", "mixtral", "gpt_oss", "gemma4", "gemma4_moe", "gemma4_unified_whole_panels"]),
+)
 def test_the_parameters_counted_are_the_models_own(variant: str, tmp_path: Path) -> None:
     config = ModelConfig.from_dir(save_tiny_model(tmp_path, variant))
     assert isinstance(config, DecoderConfig)
     weights = {name: p.numel() for name, p in make_tiny_model(variant).named_parameters() if "norm" not in name}
-    expected = sum(size for name, size in weights.items() if "bias" not in name and "sinks" not in name)
+    expected = sum(size for name, size in weights.items() if not any(part in name for part in NOT_MULTIPLIED))
     if config.moe is not None:  # a token goes to some of the experts
         experts = sum(size for name, size in weights.items() if ".experts." in name and "bias" not in name)
         expected -= experts - experts * config.moe.num_experts_per_tok // config.moe.num_experts

@@ -16,6 +16,7 @@ from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.models.kv_cache import KVCache, bytes_per_block
 from tests.models.decoder.test_decoder import load, random_tokens, transformers_logits, whole_prompt_logits
 from tests.models.load import load_model
@@ -150,6 +151,34 @@ def test_prompt_tokens_end_where_no_layer_makes_keys_of_them(shared: int, tmp_pa
     assert seen == ([35, 3, 2, 1] if shared else [35] * 4)
     assert step([]).shape == (0, 48)
     assert len(seen) == (4 if shared else 5), "in the middle of prompts nothing of theirs is computed there"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@torch.inference_mode()
+def test_layers_in_one_call_end_prompts_there_too(deterministic: bool, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "gemma4_whole_panels")
+    model = load_model(path, dtype=torch.float32, device="cpu", deterministic=deterministic)
+    decoder = model.model if isinstance(model, InvariantModel) else model
+    if decoder.layer_stack is None:
+        pytest.skip("this processor has no such compiled layers")
+    assert decoder.layer_stack._stack.last_full == 2
+    chunks = [(0, 9), (0, 300), (0, 40)]
+    seqs = [random_tokens(end, seed) for seed, (_, end) in enumerate(chunks)]
+    tables = [[1], [*range(2, 21)], [21, 22, 23]]
+    ids, positions = (
+        torch.tensor([token for seq in seqs for token in seq]),
+        torch.cat([torch.arange(end) for _, end in chunks]),
+    )
+
+    def step(kept: list[int] | None) -> torch.Tensor:
+        cache = KVCache.allocate(model.config, 24, 16, torch.float32, "cpu")
+        meta = make_metadata(chunks, tables, 16, num_decode_seqs=0)
+        return model(ids, positions, cache, meta, None if kept is None else torch.tensor(kept, dtype=torch.int64))
+
+    everything = step(None)
+    for kept in ([8, 308, 348], [308], [8, 348]):
+        torch.testing.assert_close(step(kept), everything[kept], atol=0 if deterministic else 2e-5, rtol=0)
+    assert step([]).shape == (0, 64)
 
 
 @pytest.mark.parametrize("variant", ["gemma4", "gemma4_moe"])

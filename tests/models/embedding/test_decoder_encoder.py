@@ -18,7 +18,8 @@ from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.recurrent_state import RecurrentState
 from bulkrun.ops import AttentionMetadata
-from bulkrun.ops.cpu.layer_stack import StackSizes, can_stack
+from bulkrun.ops.cpu.layer_stack import can_stack
+from bulkrun.ops.cpu.layer_weights import Heads, StackSizes
 from bulkrun.ops.cpu.panel_linear import compiles_panels
 from bulkrun.settings import EmbeddingArgs, EngineArgs
 from tests.models.load import load_model
@@ -45,10 +46,8 @@ def states(one: TextEncoder, given: PackedTexts, kept: torch.Tensor | None = Non
 
 
 def skip_unless_stacked(dtype: torch.dtype) -> None:
-    sizes = StackSizes(
-        64, 128, 4, 2, 16, 1e-6, 0.25, None, 1.0, "silu", is_layer_norm=False, is_causal=False, dtype=dtype
-    )
-    if not can_stack(sizes, dtype):
+    sizes = StackSizes(64, 4, 1e-6, 0.25, None, 1.0, "silu", is_layer_norm=False, is_causal=False, dtype=dtype)
+    if not can_stack(sizes, dtype, [Heads(2, 16)]):
         pytest.skip("this processor has no such compiled layers")
 
 
