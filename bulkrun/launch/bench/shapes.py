@@ -27,6 +27,13 @@ def _shape(
     }
 
 
+def _one_full_in(interval: int, num_layers: int) -> list[str]:
+    kinds = ["sliding_attention"] * (interval - 1) + ["full_attention"]
+    return kinds * (num_layers // interval)
+
+
+_GEMMA4 = {"model_type": "gemma4_text", "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
+           "final_logit_softcapping": 30.0}  # fmt: skip
 _EXPERTS_OF_GPT_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": _shape(
@@ -40,6 +47,14 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
         tie_word_embeddings=True,
     ),
     "qwen3.5-9b": _shape("Qwen3_5ForCausalLM", 4096, 12_288, 32, 16, 4, 248_320, model_type="qwen3_5_text"),
+    "gemma-4-e2b": _shape(
+        "Gemma4ForCausalLM", 1536, 6144, 35, 8, 1, 262_144, **_GEMMA4, layer_types=_one_full_in(5, 35),
+        num_kv_shared_layers=20, use_double_wide_mlp=True,
+    ),
+    "gemma-4-e4b": _shape(
+        "Gemma4ForCausalLM", 2560, 10_240, 42, 8, 2, 262_144, **_GEMMA4, layer_types=_one_full_in(6, 42),
+        num_kv_shared_layers=18,
+    ),
     "gpt-oss-20b": _shape(
         "GptOssForCausalLM", 2880, 2880, 24, 64, 8, 201_088, model_type="gpt_oss", rms_norm_eps=1e-5, head_dim=64,
         **_EXPERTS_OF_GPT_OSS,

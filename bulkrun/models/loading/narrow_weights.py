@@ -23,7 +23,7 @@ from bulkrun.ops.cpu.panel_linear import compiles_panels, fills_panels
 
 
 def hold_in_bfloat16(model: Decoder, weights: AnyWeights, changed: Collection[str], options: LoadOptions) -> None:
-    """Make the plain matrices of a float32 model that can be bf16 so; they have no memory yet.
+    """Make the plain matrices and embeddings of a float32 model that can be bf16 so; they have no memory yet.
 
     changed: tensors that do not become weights as they are stored. Without tensors config.json tells what they are.
     """
@@ -47,6 +47,9 @@ def hold_in_bfloat16(model: Decoder, weights: AnyWeights, changed: Collection[st
     if not is_wide_head and _storage(model.embed_weight) not in wide:
         model.embeds_in, model.embed_weight = options.dtype, _in_bfloat16(model.embed_weight)
         model.tie_weights()
+    inputs = model.layer_inputs
+    if inputs is not None and _storage(inputs.weight) not in wide:
+        inputs.weight = _in_bfloat16(inputs.weight)
 
 
 def _dequantized(model: Decoder, weights: AnyWeights) -> Iterator[Linear | ExpertLinear]:

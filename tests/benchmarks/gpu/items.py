@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LLAMA, QWEN, MIXTURE = "llama-3.1-8b", "qwen3-0.6b", "gpt-oss-20b"
-HYBRID, STATE_SPACES = "qwen3.5-9b", "nemotron-nano-9b-v2"
+HYBRID, STATE_SPACES, SHARED_KEYS = "qwen3.5-9b", "nemotron-nano-9b-v2", "gemma-4-e4b"
 ASKED_REQUESTS = 3000  # by the issue, for its targets
 _LOAD_S = {"bulkrun": 20.0, "vllm": 150.0}  # guesses: a process, its engine and the first one's kernels,
 _AROUND_S, TRACE_S = 7.0, 45.0  # what a run needs beside its own time, and filling the engine again for a trace
@@ -100,11 +100,13 @@ def targets() -> list[Item]:
 
 
 def ablations() -> list[Item]:
-    """What each part of the engine brings, against the same engine with it; and last, op by op, a model whose layers
-    have states, and a mixture of experts.
+    """What each part of the engine brings, against the same engine with it; and last, op by op, models whose layers
+    have states or share keys, and a mixture of experts.
 
     Of the hybrid prompts' delta rule is on no tensor core: a tenth of a step, by its instructions. Reading and writing
     states, a quarter of SERIAL, goes at 3 TB/s, if it does as other kernels of that kind.
+    Of Gemma 4's layers 18 of 42 make no keys, but only steps too large for a graph leave prompts out there; what layers
+    are told of tokens anew is read and written many times.
     The mixture's ceilings count no reading of weights, and a step of 256 tokens reads all experts: it is far from them,
     and half of that is what fp8 saves.
     """
@@ -124,6 +126,10 @@ def ablations() -> list[Item]:
         Item(
             "nemotron-nano-9b-v2, 1024/256", STATE_SPACES, "1024", "256", 20_000,
             (Prediction("share_of_serial", 0.58),), 300, least=100, trace=True,
+        ),
+        Item(
+            "gemma-4-e4b, 1024/256", SHARED_KEYS, "1024", "256", 35_000, (Prediction("share_of_serial", 0.60),), 400,
+            least=100, trace=True,
         ),
         Item(
             mixture, MIXTURE, "1024", "256", 30_000, (Prediction("share_of_serial", 0.28),), 400,

@@ -19,7 +19,19 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "variant", ["mistral_sliding", "qwen3", "gemma2", "gemma3", "olmo2", "phi3_partial_rotary", "smollm3", "qwen3_5"]
+    "variant",
+    [
+        "mistral_sliding",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "gemma4_moe",
+        "olmo2",
+        "phi3_partial_rotary",
+        "smollm3",
+        "qwen3_5",
+    ],
 )
 def test_a_decoder_has_the_logits_of_the_references(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
