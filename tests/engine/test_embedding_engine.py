@@ -20,7 +20,7 @@ from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.request import Completion, Request, SamplingParams
 from bulkrun.settings import EmbeddingArgs, Pooling
 from tests.models.tiny_encoders import ENCODERS, hidden_states, pooled, save_tiny_encoder, write_modules
-from tests.models.tiny_models import VOCAB_SIZE, edit_names, make_tiny_model, save_tiny_model
+from tests.models.tiny_models import VOCAB_SIZE, edit_names, known, make_tiny_model, save_tiny_model
 
 TOLERANCE = {"rtol": 1e-5, "atol": 2e-5}
 POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "last")
@@ -80,6 +80,10 @@ MODELS: dict[str, SaveModel] = {
     "llama_body": lambda path: save_body(path, "llama"),
     "mistral_body": lambda path: save_body(path, "mistral_sliding"),
     "gemma3_body": lambda path: save_body(path, "gemma3"),
+    **{
+        f"{name}_body": (lambda path, name=name: save_body(path, name))
+        for name in known(["gemma4", "gemma4_whole_panels"])
+    },
 }
 
 

@@ -26,7 +26,7 @@ class StepTokens(NamedTuple):
         return self.rotaries.get(block.rope)
 
     def only(self, indices: torch.Tensor) -> StepTokens:
-        """These alone (int64 [S], ascending), each the last one of its sequence: attention to keys that are there."""
+        """These alone (int64 [S], ascending), which look at keys that are there."""
         rotaries = {rope: rotary.of_tokens(indices) for rope, rotary in self.rotaries.items()}
         inputs_LTU = None if self.inputs_LTU is None else self.inputs_LTU[:, indices]
-        return StepTokens(rotaries, inputs_LTU, self.meta.of_last_tokens(indices))
+        return StepTokens(rotaries, inputs_LTU, self.meta.of_tokens(indices))

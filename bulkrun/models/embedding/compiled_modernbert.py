@@ -40,10 +40,10 @@ class CompiledModernBert:
 
     def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [T, E], or [S, E] of `kept`: in the last layer no more than their part is computed."""
-        step, num_layers = self._cache.lay_out(texts), self.config.num_layers
+        step = self._cache.lay_out(texts)
         x_TE = self._embeddings(input_ids=texts.token_ids_T[None])[0].contiguous()
         rotaries = [table.rows(step.positions_T, texts.lens[-1]) for table in self._rotaries]
-        return self._stack(x_TE, rotaries, [step.k] * num_layers, [step.v] * num_layers, step.meta, kept)
+        return self._stack(x_TE, rotaries, step.k, step.v, step.meta, kept)
 
     def free_scratch(self) -> None:
         """Give the cache back."""

@@ -25,9 +25,8 @@ class DecoderEncoder:
 
     def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [T, E], or [S, E] of `kept`: in the last layer no more than their part is computed."""
-        step, num_attending = self._cache.lay_out(texts), self.config.num_kv_layers
-        states = step.states * self.config.num_state_layers
-        all_layers = KVCache([step.k] * num_attending, [step.v] * num_attending, states=states)
+        step = self._cache.lay_out(texts)
+        all_layers = KVCache(step.k, step.v, states=step.states * self.config.num_state_layers)
         return self.model(texts.token_ids_T.int(), step.positions_T, all_layers, step.meta, kept)
 
     def free_scratch(self) -> None:

@@ -1,7 +1,7 @@
 """A KV cache of one step: texts in whole blocks, which are dealt out anew in each step. Knows no model.
 
 No token of an earlier step is ever read again, and a layer reads what it has just written itself: one layer's memory
-serves all, and so do one layer's states.
+serves all, and so do one layer's states. Not where layers differ in their keys, or read those of earlier ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Step(NamedTuple):
     """Where a step's tokens are in their texts, and where their keys and values go."""
 
     positions_T: torch.Tensor  # int64
-    k: torch.Tensor  # [N, B, K, D], of any layer
-    v: torch.Tensor
+    k: list[torch.Tensor]  # [N, B, K, D], of each layer that attends
+    v: list[torch.Tensor]
     states: list[RecurrentState]  # of any layer that keeps some; empty where none does
     meta: AttentionMetadata
 
@@ -51,7 +51,8 @@ class StepCache:
         )
         slots_T = first_slot_S[text_T] + positions_T
         meta = self._metadata(texts, slots_T, first_block_S, num_blocks)
-        return Step(positions_T, cache.k[0], cache.v[0], self._states_for(len(texts.lens)), meta)
+        copies = self._config.num_kv_layers if self._are_alike else 1
+        return Step(positions_T, cache.k * copies, cache.v * copies, self._states_for(len(texts.lens)), meta)
 
     def free(self) -> None:
         """Give the memory back."""
@@ -63,9 +64,14 @@ class StepCache:
         if self._cache is None or self._cache.num_blocks <= num_blocks:
             self._cache = None  # the old one goes before the new one comes
             self._cache = KVCache.allocate(
-                self._config, num_blocks + 1, self._block_size, self._dtype, self._device, num_layers=1
-            )
+                self._config, num_blocks + 1, self._block_size, self._dtype, self._device,
+                num_layers=1 if self._are_alike else None,
+            )  # fmt: skip
         return self._cache
+
+    @property
+    def _are_alike(self) -> bool:
+        return self._config.unlike_layers is None
 
     def _states_for(self, num_texts: int) -> list[RecurrentState]:
         """A row of states for each text; a step of more texts, which may well have fewer tokens, replaces them."""
@@ -104,5 +110,5 @@ def _tails(ends_S: torch.Tensor, block_ends_S: torch.Tensor, block_size: int) ->
 
 def _clear(cache: KVCache, slots: torch.Tensor) -> None:
     """Zero slots that may be read along: a masked-out key must be a finite number, whatever an earlier step left."""
-    for blocks in (cache.k[0], cache.v[0]):
+    for blocks in (*cache.k, *cache.v):
         blocks.view(-1, blocks.shape[2] * blocks.shape[3]).index_fill_(0, slots, 0)

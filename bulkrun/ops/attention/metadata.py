@@ -67,16 +67,17 @@ class AttentionMetadata:
     is_padded: bool = False  # there may be padding tokens at the end: attention gives them zeros
     plans: AttentionPlans = field(default_factory=AttentionPlans, init=False, repr=False, compare=False)
 
-    def of_last_tokens(self, indices: torch.Tensor) -> AttentionMetadata:
-        """The step of these tokens alone, int64 [S'], ascending, each the last one of its sequence.
+    def of_tokens(self, indices: torch.Tensor) -> AttentionMetadata:
+        """The step of these tokens alone, int64 [S'], ascending, each as a sequence of its own up to itself.
 
-        Their keys and values are written, and nothing is copied any more; what others share plays no role.
+        Keys and values are written, and nothing is copied any more; what others share plays no role.
         """
         seqs = torch.searchsorted(self.cu_seqlens_q, indices.int(), right=True) - 1
+        later_S = self.cu_seqlens_q[seqs + 1] - 1 - indices  # tokens of the same sequence
         return AttentionMetadata(
             slot_mapping_T=self.slot_mapping_T[indices],
             block_tables_SM=self.block_tables_SM[seqs],
-            context_lens_S=self.context_lens_S[seqs],
+            context_lens_S=(self.context_lens_S[seqs] - later_S).int(),
             cu_seqlens_q=torch.arange(len(indices) + 1, dtype=torch.int32, device=indices.device),
             num_decode_seqs=len(indices),
             max_query_len=1,

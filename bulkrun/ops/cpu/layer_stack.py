@@ -128,8 +128,8 @@ class LayerStack:
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
         k_caches, v_caches: [N, B, K, D] contiguous, one per layer that attends, all of the layers' dtype or all of fp8.
-        kept: int64 [S], ascending, the last ones of their sequences where layers have no keys of their own: only these
-        tokens go on after the last layer that has some has mixed, and come out, [S, E].
+        kept: int64 [S], ascending: only these tokens go on after the last layer that makes keys or states has mixed,
+        and come out, [S, E].
         states: of each layer that keeps some; [R, W - 1, C] of the layers' dtype, and where heads have matrices
         [R, H, D, V] of float32, contiguous. inputs_LTU: contiguous, where layers are told of tokens anew.
         """

@@ -24,7 +24,7 @@ from bulkrun.ops.cpu.panel_linear import compiles_panels
 from bulkrun.settings import EmbeddingArgs, EngineArgs
 from tests.models.load import load_model
 from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
-from tests.models.tiny_models import VOCAB_SIZE, edit_weights, save_tiny_model
+from tests.models.tiny_models import VOCAB_SIZE, edit_weights, known, save_tiny_model
 
 CPU = torch.device("cpu")
 
@@ -90,7 +90,7 @@ def test_blocks_belong_to_one_text_each(tmp_path: Path, monkeypatch: pytest.Monk
     assert (meta.num_decode_seqs, meta.max_query_len, meta.max_context_len) == (1, 9, 9)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "qwen3_5", "lfm2", "nemotron_h", "falcon_h1"])
+@pytest.mark.parametrize("variant", known(["qwen3", "qwen3_5", "lfm2", "nemotron_h", "falcon_h1", "gemma4"]))
 @torch.inference_mode()
 def test_steps_of_all_sizes_follow_one_another(variant: str, tmp_path: Path) -> None:
     """Alone or beside others: the same up to the rounding of float32 sums."""
@@ -114,9 +114,10 @@ def test_a_scratch_cache_grows_with_tokens_and_its_states_with_texts(
     assert made == [6, 1, 2, 3], "blocks of 8 with the null block, then rows"
 
 
+@pytest.mark.parametrize("variant", known(["qwen3", "gemma4", "gemma4_whole_panels"]))
 @torch.inference_mode()
-def test_kept_tokens_are_those_of_the_whole(tmp_path: Path) -> None:
-    one = encoder(save_tiny_model(tmp_path, "qwen3"))
+def test_kept_tokens_are_those_of_the_whole(variant: str, tmp_path: Path) -> None:
+    one = encoder(save_tiny_model(tmp_path, variant))
     kept = torch.tensor([0, 4, 21])
     torch.testing.assert_close(one(texts(5, 17), kept), one(texts(5, 17))[kept], rtol=1e-5, atol=2e-5)
 
