@@ -136,7 +136,7 @@ struct LayerStack : BlockProducts<T> {
         const Layer& layer = s.layers[i];
         const long width = s.input_size;
         add_norm(out, layer.mlp_out_norm, nullptr, x, x_stride, block);
-        T* gated = this->scratch(s.gated, width, block);
+        T* gated = this->scratch(s.gated, s.widest_gated, block);
         this->multiply(x, x_stride, layer.input_gate, gated, width, block, AsItIs());
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             const long token = block.first + row, place = s.kept && i >= s.last_full ? s.kept[token] : token;
@@ -151,7 +151,7 @@ struct LayerStack : BlockProducts<T> {
     template <class Gate>
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
         const long gated_stride = round_up(layer.intermediate_size, PAD);
-        T* gated = this->scratch(s.gated, gated_stride, block);
+        T* gated = this->scratch(s.gated, s.widest_gated, block);
         this->with_operand(x, x_stride, layer.gate_up, block, [&](const Operand& rows, auto words) {
             multiply_gated<decltype(words)>(rows, layer.gate_up, gated, gated_stride, block.rows, layer.intermediate_size,
                                             block.share, GateTimesUp<T, Gate>());

@@ -40,6 +40,7 @@ struct Stack {
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
     int64_t hidden_size, num_heads, head_dim, input_size, block_size;  // head_dim: of the widest heads
     int64_t widest;                                                    // numbers in the longest row that is multiplied
+    int64_t widest_gated;  // the same of gates': threads are in blocks of different widths at a time
     int64_t last_full;  // the last layer that makes keys, or a state, of all tokens
     float eps, scale, soft_cap, residual_multiplier;
     int32_t activation;       // SILU, GELU_TANH or GELU

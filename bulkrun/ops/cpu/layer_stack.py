@@ -60,7 +60,7 @@ class _Stack(ctypes.Structure):
     _fields_ = (
         *[(x, c_void_p) for x in (*_MODEL, "inputs", "residual", "hidden", *_SCRATCH, *_STEP)],
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
-        *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest", "last_full")],
+        *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest", "widest_gated", "last_full")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
         *[(x, c_int32) for x in ("activation", "is_layer_norm", "gates_attention", "sees_later")],
         *[(x, c_int32) for x in ("has_fp8_cache", "num_threads")],
@@ -81,7 +81,8 @@ class LayerStack:
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
         mixers = [layer.mixer for layer in layers]
-        self._memory = StackMemory(sizes.dtype, row_sizes(layers, sizes), _TOKEN_SCRATCH)  # tables point there
+        rows = row_sizes(layers, sizes)
+        self._memory = StackMemory(sizes.dtype, rows, _TOKEN_SCRATCH)  # tables point there
         self._mixers = [mixer.table(self._memory) for mixer in mixers]
         tables = [self._layer(*pair) for pair in zip(layers, self._mixers, strict=True)]
         self._layers = (_Layer * len(layers))(*tables)
@@ -89,6 +90,7 @@ class LayerStack:
         self._stack = _Stack(
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
             last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=widest(layers, sizes),
+            widest_gated=rows["gated"],
             head_dim=max(one.head_dim for one in mixers if isinstance(one, AttentionWeights)),
             last_full=max(i for i, layer in enumerate(layers) if layer.is_full),
             eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,

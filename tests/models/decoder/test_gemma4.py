@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,16 @@ def test_prompt_tokens_end_where_no_layer_makes_keys_of_them(shared: int, tmp_pa
     assert len(seen) == (4 if shared else 5), "in the middle of prompts nothing of theirs is computed there"
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Each with rows of its own, in layers of other widths at a time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("deterministic", [False, True])
 @torch.inference_mode()
 def test_layers_in_one_call_end_prompts_there_too(deterministic: bool, tmp_path: Path) -> None:
@@ -176,6 +187,9 @@ def test_layers_in_one_call_end_prompts_there_too(deterministic: bool, tmp_path:
         return model(ids, positions, cache, meta, None if kept is None else torch.tensor(kept, dtype=torch.int64))
 
     everything = step(None)
+    for tokens, hidden in zip(seqs, everything.split([len(seq) for seq in seqs]), strict=True):
+        theirs = transformers_logits("gemma4_whole_panels", tokens)
+        torch.testing.assert_close(model.compute_logits(hidden), theirs, atol=TOLERANCE, rtol=0)
     for kept in ([8, 308, 348], [308], [0, 7, 100, 101, 340]):
         torch.testing.assert_close(step(kept), everything[kept], atol=0 if deterministic else 2e-5, rtol=0)
     assert step([]).shape == (0, 64)
