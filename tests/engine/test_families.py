@@ -34,6 +34,7 @@ NAMES = [
     "nemotron_h",
     "nemotron_h_moe",
     "falcon_h1",
+    "olmo_hybrid",
     "mixtral",
     "gpt_oss",
     "gpt_oss_whole_panels",

@@ -32,6 +32,7 @@ FAMILIES = [
     "lfm2",
     "granite_h",
     "nemotron_h",
+    "olmo_hybrid",
     "phi3",
     "gemma2",
     "gemma4",

@@ -15,8 +15,8 @@ from tests.models.tiny_models import make_tiny_model
 from tests.ops.fp8_oracle import fake_quantized, rounded
 
 KEPT = (  # too small to be worth it
-    "in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "router.proj", "per_layer_input_gate",
-    "per_layer_projection",
+    "in_proj_a", "in_proj_b", "a_proj", "b_proj", "in_proj_ba", "shared_expert_gate", "router.proj",
+    "per_layer_input_gate", "per_layer_projection",
 )  # fmt: skip
 _NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a number may round to the next integer
 

@@ -80,6 +80,16 @@ DELTA_NET = {
 }
 _SHARED_EXPERT = {**_EXPERTS, "num_experts": 5, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
 
+OLMO_HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 32,
+    "pad_token_id": 0,
+}
+
 _LFM2 = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "conv"],
@@ -214,6 +224,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_tied": ("Qwen3_5ForCausalLM", DELTA_NET | {"tie_word_embeddings": True, "linear_num_value_heads": 2}),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", DELTA_NET | _SHARED_EXPERT),
     "qwen3_next": ("Qwen3NextForCausalLM", DELTA_NET | _SHARED_EXPERT | {"mlp_only_layers": [1]}),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", OLMO_HYBRID),
+    "olmo_hybrid_rope": (
+        "OlmoHybridForCausalLM",
+        OLMO_HYBRID
+        | {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+        },
+    ),
     "lfm2": ("Lfm2ForCausalLM", _LFM2),
     "lfm2_biases": (
         "Lfm2ForCausalLM",

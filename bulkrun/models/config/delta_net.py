@@ -18,12 +18,14 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetConfig(Recurrence):
-    """Sizes of gated delta nets (Qwen3.5)."""
+    """Sizes of gated delta nets (Qwen3.5, OLMo Hybrid), and in what they differ."""
 
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
+    beta_scale: float = 1.0  # see `ops.gated_delta_rule`
+    norm_eps: float | None = None  # of the gated norm; None: as of the other norms
 
     @property
     def key_dim(self) -> int:
@@ -67,4 +69,6 @@ def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
         value_head_dim=value_head_dim,
         conv_width=conv_width,
         layers=tuple(keys["linear_layers"]),
+        beta_scale=2.0 if keys.get("linear_allow_neg_eigval") else 1.0,
+        norm_eps=keys.get("linear_norm_eps"),
     )

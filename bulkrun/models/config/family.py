@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bulkrun.errors import ModelError
 from bulkrun.models.config.recurrence import Recurrence
 
-NormPlacement = Literal["pre", "post", "sandwich"]
+NormPlacement = Literal["pre", "post", "post_of_attention", "sandwich"]
 Scores = Literal["softmax", "sigmoid"]  # of a mixture's experts: over all of them, or of each by itself
 QKNorm = Literal["none", "head", "turned_head", "projection"]
 
@@ -25,7 +25,8 @@ class Family:
     qkv_bias: bool = False  # always has biases on q, k and v, never on o
     # "head": each head by itself; "turned_head": so too, behind RoPE; "projection": all of q, all of k, as one vector
     qk_norm: QKNorm = "none"
-    norms: NormPlacement = "pre"  # before attention and MLP, after them, or both
+    # before attention and MLP, after them, after them where a layer attends and before them elsewhere, or both
+    norms: NormPlacement = "pre"
     norm_offset: float = 0.0  # added to a norm's stored weight
     norm_rounds_once: bool = False  # norms multiply by their weight in float32
     scales_embeddings: bool = False  # by the square root of hidden_size

@@ -14,6 +14,7 @@ from bulkrun.models.config.hybrid_files import (
     of_lfm2_moe,
     of_lfm3,
     of_nemotron,
+    of_olmo_hybrid,
     of_qwen,
 )
 from bulkrun.models.config.mamba2 import mamba2_of
@@ -103,6 +104,29 @@ HYBRIDS: dict[str, Family] = {
             "mlp_only_layers": None,
         },
         **_OF_QWEN,
+    ),
+    "OlmoHybridForCausalLM": Family(
+        "olmo_hybrid",
+        "OLMo Hybrid",
+        "gated delta nets whose states may be turned around, attention without positions in every fourth layer",
+        {
+            "max_position_embeddings": 65_536,
+            "attention_bias": False,
+            "position_embedding_type": None,
+            "linear_layers": None,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+            "linear_num_key_heads": None,
+            "linear_num_value_heads": None,
+            "linear_allow_neg_eigval": True,
+            "linear_norm_eps": 1e-5,  # whatever the file says, as in transformers
+        },
+        qk_norm="projection",
+        norms="post_of_attention",
+        norm_rounds_once=True,
+        in_common_words=of_olmo_hybrid,
+        recurrence=delta_net_of,
     ),
     "Lfm2ForCausalLM": Family(
         "lfm2",

@@ -39,6 +39,26 @@ def of_qwen(raw: _Keys) -> _Keys:
     return {**raw, "linear_layers": _linear_layers(raw, kinds, _LINEAR)}
 
 
+def of_olmo_hybrid(raw: _Keys) -> _Keys:
+    """OLMo Hybrid: every fourth layer attends; positions play no role where RoPE's base frequency is null."""
+    num_layers = len(layers_of(raw))
+    kinds = [_LINEAR if layer % 4 != 3 else _FULL for layer in range(num_layers)]
+    kinds = kinds if _FULL in kinds else [*kinds[:-1], _FULL]
+    key_heads = raw.get("linear_num_key_heads") or raw["num_attention_heads"]
+    key_head_dim = raw.get("linear_key_head_dim") or int(0.75 * raw["hidden_size"] / key_heads)
+    rope = {"rope_theta": raw.get("rope_theta", 10_000.0), **(raw.get("rope_parameters") or {})}
+    return {
+        **raw,
+        "rope_theta": rope["rope_theta"] or 10_000.0,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": raw.get("linear_num_value_heads") or raw["num_attention_heads"],
+        "linear_key_head_dim": key_head_dim,
+        "linear_value_head_dim": raw.get("linear_value_head_dim") or 2 * key_head_dim,
+        "position_embedding_type": "none" if rope["rope_theta"] is None else "rope",
+        "linear_layers": _linear_layers(raw, kinds, _LINEAR),
+    }
+
+
 def of_lfm2(raw: _Keys) -> _Keys:
     """LFM2: names of its own, the layers that attend by number, and an MLP narrower than it says."""
     layers = layers_of(raw)

@@ -175,6 +175,12 @@ class DecoderConfig(ModelConfig):
         pairs = zip(has_state, self.mlp_alone or no_layer, strict=True)
         return tuple(not (is_state or is_mlp) for is_state, is_mlp in pairs)
 
+    def norms_of(self, layer: int) -> NormPlacement:
+        """Where a layer's norms are."""
+        if self.norms != "post_of_attention":
+            return self.norms
+        return "post" if self.attends[layer] else "pre"
+
     def mlp_size(self, layer: int) -> int:
         """Of a layer's dense MLP, where it has one."""
         return self.intermediate_size if self.mlp_sizes is None else self.mlp_sizes[layer]

@@ -197,6 +197,8 @@ def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
         dt_bias=net.dt_bias,
         num_key_heads=sizes.num_key_heads,
         key_size=sizes.key_head_dim,
+        beta_scale=net.beta_scale,
+        norm_eps=net.norm.eps,
     )
 
 

@@ -66,7 +66,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        has_norm_before, has_norm_after = config.norms != "post", config.norms != "pre"
+        norms = config.norms_of(layer)
+        has_norm_before, has_norm_after = norms != "post", norms != "pre"
 
         def norm_before() -> RMSNorm | NoNorm:
             return RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()

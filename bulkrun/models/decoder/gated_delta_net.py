@@ -1,4 +1,4 @@
-"""Linear attention in the place of attention: a gated delta net (Qwen3-Next, Qwen3.5)."""
+"""Linear attention in the place of attention: a gated delta net (Qwen3-Next, Qwen3.5, OLMo Hybrid)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class GatedDeltaNet(nn.Module):
         self.conv = empty_parameter(net.conv_width, net.conv_dim)
         self.a_log = empty_parameter(net.num_value_heads)
         self.dt_bias = empty_parameter(net.num_value_heads)
-        self.norm = GatedRMSNorm(config.rms_norm_eps, net.value_head_dim)
+        self.norm = GatedRMSNorm(net.norm_eps or config.rms_norm_eps, net.value_head_dim)
+        self.beta_scale = net.beta_scale
         self.o_proj = Linear(net.value_dim, config.hidden_size)
 
     def forward(self, x_TE: torch.Tensor, _rotary: object, kv_cache: KVCache, meta: AttentionMetadata) -> torch.Tensor:
@@ -42,6 +43,8 @@ class GatedDeltaNet(nn.Module):
         qkv_TC, z_TA = self.qkvz_proj(x_TE).tensor_split((self.conv_dim,), dim=1)
         assert state.matrix_RHDV is not None, "the rule is about one"
         qkv_TC = ops.causal_conv(qkv_TC, self.conv, None, state.conv_RWC, meta, silu=True)
-        out_THV = ops.gated_delta_rule(qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.matrix_RHDV, meta)
+        out_THV = ops.gated_delta_rule(
+            qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.matrix_RHDV, meta, self.beta_scale
+        )
         z_THV = z_TA.unflatten(1, (-1, self.value_head_dim))
         return self.o_proj(self.norm(out_THV, z_THV).flatten(1))

@@ -46,6 +46,10 @@ _GLM4 = {
     "post_attention_layernorm": "pre_feedforward_layernorm",
     "post_mlp_layernorm": "post_feedforward_layernorm",
 }
+_OLMO_HYBRID = {
+    "attention_layer_norm": "input_layernorm",
+    "feedforward_layer_norm": "post_attention_layernorm",
+}
 _NEMOTRON = {
     "backbone.embeddings": "model.embed_tokens",
     "backbone.norm_f": "model.norm",
@@ -70,6 +74,7 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "Lfm2MoeForCausalLM": _LFM2,
     "Lfm3ForCausalLM": _LFM3,
     "NemotronHForCausalLM": _NEMOTRON,
+    "OlmoHybridForCausalLM": _OLMO_HYBRID,
 }
 
 

@@ -25,10 +25,14 @@ _PARTS = {
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj",
         "mixer.q_proj", "mixer.k_proj", "mixer.v_proj",
     ),
-    "attention.qkvz_proj": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz"),
+    "attention.qkvz_proj": (
+        "linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz",
+        "linear_attn.q_proj", "linear_attn.k_proj", "linear_attn.v_proj", "linear_attn.g_proj",
+    ),
     "attention.in_proj": ("conv.in_proj", "mamba.in_proj", "mixer.in_proj"),
     "attention.o_proj": (
-        "self_attn.o_proj", "linear_attn.out_proj", "conv.out_proj", "mamba.out_proj", "mixer.o_proj", "mixer.out_proj",
+        "self_attn.o_proj", "linear_attn.out_proj", "linear_attn.o_proj", "conv.out_proj", "mamba.out_proj",
+        "mixer.o_proj", "mixer.out_proj",
     ),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "shared_mlp.gate_up_proj"),
     "mlp.up_proj": ("mixer.up_proj",),

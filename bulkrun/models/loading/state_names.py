@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from torch import nn
+import torch
 
 from bulkrun.models.config.delta_net import DeltaNetConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.short_conv import ShortConv
+from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.row_orders import BY_KEY_HEAD, ba_order, qkvz_order
 from bulkrun.models.loading.target import Target, parts_of, whole
 
+_PART_BY_PART = ("OlmoHybridForCausalLM",)  # each projection, and perhaps each convolution, is a tensor
+
 
 def state_targets(
-    layer: str, part: str | None, module: GatedDeltaNet | Mamba2 | ShortConv, config: DecoderConfig
+    layer: str,
+    part: str | None,
+    module: GatedDeltaNet | Mamba2 | ShortConv,
+    config: DecoderConfig,
+    stored: Mapping[str, StoredTensor],
 ) -> Iterator[tuple[str, Target]]:
-    """Those of a layer; their names begin with its prefix and the part's, or that which is common for its kind."""
-    if isinstance(module, GatedDeltaNet):
+    """Those of a layer; their names begin with its prefix and the part's, or that which is common for its kind.
+
+    `stored`: a checkpoint's tensors, which tell into which a convolution is cut.
+    """
+    if isinstance(module, GatedDeltaNet) and config.architecture in _PART_BY_PART:
+        yield from _parted_delta_net_targets(layer + (part or "linear_attn."), module, config, stored)
+    elif isinstance(module, GatedDeltaNet):
         yield from _delta_net_targets(layer + (part or "linear_attn."), module, config)
     elif isinstance(module, Mamba2):
         yield from _mamba2_targets(layer + (part or "mamba."), module, config)
@@ -38,16 +50,40 @@ def _delta_net_targets(prefix: str, net: GatedDeltaNet, config: DecoderConfig) -
     else:
         yield from parts_of(prefix, net.qkvz_proj, {"in_proj_qkv": sizes.conv_dim, "in_proj_z": sizes.value_dim})
         yield from parts_of(prefix, net.ba_proj, {"in_proj_b": num_heads, "in_proj_a": num_heads})
-    yield f"{prefix}conv1d.weight", _convolution(net.conv)
+    yield f"{prefix}conv1d.weight", _convolution(net.conv.data)
     yield f"{prefix}A_log", whole(net.a_log)
     yield f"{prefix}dt_bias", whole(net.dt_bias)
     yield f"{prefix}norm.weight", whole(net.norm.weight)
     yield from parts_of(prefix, net.o_proj, {"out_proj": config.hidden_size})
 
 
+def _parted_delta_net_targets(
+    prefix: str, net: GatedDeltaNet, config: DecoderConfig, stored: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, Target]]:
+    sizes = config.recurrence
+    assert isinstance(sizes, DeltaNetConfig), "there are none in other models"
+    num_heads = sizes.num_value_heads
+    convolved = {"q": sizes.key_dim, "k": sizes.key_dim, "v": sizes.value_dim}
+    parts = {f"{name}_proj": size for name, size in convolved.items()}
+    yield from parts_of(prefix, net.qkvz_proj, parts | {"g_proj": sizes.value_dim})
+    yield from parts_of(prefix, net.ba_proj, {"b_proj": num_heads, "a_proj": num_heads})
+    cut = {f"{prefix}{name}_conv1d.weight": size for name, size in convolved.items()}
+    found = {name: stored[name].shape[0] for name in cut if name in stored and stored[name].shape}
+    if len(found) == len(cut) and sum(found.values()) == sizes.conv_dim:
+        cut = found  # transformers 5.24 writes three equal ones, whatever is of queries, keys and values
+    if f"{prefix}conv1d.weight" in stored:
+        cut = {f"{prefix}conv1d.weight": sizes.conv_dim}
+    for name, weight_WC in zip(cut, net.conv.data.split([*cut.values()], dim=1), strict=True):
+        yield name, _convolution(weight_WC)
+    yield f"{prefix}A_log", whole(net.a_log)
+    yield f"{prefix}dt_bias", whole(net.dt_bias)
+    yield f"{prefix}o_norm.weight", whole(net.norm.weight)
+    yield from parts_of(prefix, net.o_proj, {"o_proj": config.hidden_size})
+
+
 def _mamba2_targets(prefix: str, module: Mamba2, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     yield from parts_of(prefix, module.in_proj, {"in_proj": sum(module.parts)})
-    yield f"{prefix}conv1d.weight", _convolution(module.conv)
+    yield f"{prefix}conv1d.weight", _convolution(module.conv.data)
     if module.conv_bias is not None:
         yield f"{prefix}conv1d.bias", whole(module.conv_bias)
     for name, parameter in (("A_log", module.a_log), ("dt_bias", module.dt_bias), ("D", module.d)):
@@ -59,13 +95,13 @@ def _mamba2_targets(prefix: str, module: Mamba2, config: DecoderConfig) -> Itera
 
 def _short_conv_targets(prefix: str, module: ShortConv, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     yield from parts_of(prefix, module.in_proj, {"in_proj": 3 * config.hidden_size})
-    yield f"{prefix}conv.weight", _convolution(module.conv)
+    yield f"{prefix}conv.weight", _convolution(module.conv.data)
     if module.conv_bias is not None:
         yield f"{prefix}conv.bias", whole(module.conv_bias)
     yield from parts_of(prefix, module.o_proj, {"out_proj": config.hidden_size})
 
 
-def _convolution(weight_WC: nn.Parameter) -> Target:
+def _convolution(weight_WC: torch.Tensor) -> Target:
     """Stored channel by channel [C, 1, W], as torch has it."""
     width, num_channels = weight_WC.shape
-    return Target(weight_WC.data[:, None].permute(2, 1, 0), (num_channels, 1, width))
+    return Target(weight_WC[:, None].permute(2, 1, 0), (num_channels, 1, width))

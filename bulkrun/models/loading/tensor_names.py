@@ -131,9 +131,9 @@ def _layer_targets(
         yield from _attention_targets(prefix + parts.attention, layer.attention, config)
     elif isinstance(layer.attention, AttentionBesideMamba2):
         yield from _attention_targets(prefix + parts.attention, layer.attention.attention, config)
-        yield from state_targets(prefix, parts.state, layer.attention.mamba, config)
+        yield from state_targets(prefix, parts.state, layer.attention.mamba, config, stored)
     elif layer.attention is not None:
-        yield from state_targets(prefix, parts.state, layer.attention, config)
+        yield from state_targets(prefix, parts.state, layer.attention, config, stored)
     if isinstance(layer.mlp, DenseBesideExperts):
         yield from _mlp_targets(prefix + parts.mlp, layer.mlp.dense, config)
         yield f"{prefix}mlp.router.scale", _norm(layer.mlp.router_norm, config)
@@ -148,7 +148,7 @@ def _norm_targets(prefix: str, layer: DecoderLayer, config: DecoderConfig) -> It
     if config.mlp_alone is not None:
         yield f"{prefix}norm.weight", _norm(layer.mlp_norm if layer.attention is None else layer.input_norm, config)
         return
-    names = _NORM_NAMES[config.norms]
+    names = _NORM_NAMES[config.norms_of(layer.layer)]
     if isinstance(layer.mlp, DenseBesideExperts):
         names = {**names, **_NORMS_OF_BOTH}
     for name, module in names.items():

@@ -13,7 +13,8 @@ struct DeltaNetLayer {
     void* conv_state;              // [R, W - 1, C]
     float* delta_state;            // [R, H, D, V]
     int64_t num_heads, num_key_heads, size, value_size, num_taps;
-    float norm_eps;
+    float norm_eps, beta_scale;  // of keys and queries; see gated_delta_rule.py
+    float out_norm_eps;
 
     long value_dim() const { return num_heads * value_size; }  // a multiple of PAD
     long conv_dim() const { return 2 * num_key_heads * size + value_dim(); }
@@ -58,7 +59,7 @@ struct DeltaNetMixer : BlockProducts<T> {
     DeltaRule rule_of(const DeltaNetLayer& layer) const {
         return {s.convolved, s.ba, layer.a_log, layer.dt_bias, layer.delta_state, s.corrected, s.rows, s.cu_seqlens_q,
                 s.context_lens, layer.conv_dim(), 2 * layer.num_heads, layer.num_heads, layer.num_key_heads,
-                layer.size, layer.value_size, s.num_seqs, s.num_tokens, layer.norm_eps, s.num_threads};
+                layer.size, layer.value_size, s.num_seqs, s.num_tokens, layer.norm_eps, layer.beta_scale, s.num_threads};
     }
 
     // Of some tokens, while what the rule gave is in the cache.
@@ -67,7 +68,7 @@ struct DeltaNetMixer : BlockProducts<T> {
         for (long token = first; token < end; token++) {
             const T* gates = (const T*)s.projected + token * layer.columns() + layer.conv_dim() + at;
             T* corrected = (T*)s.corrected + token * layer.value_dim() + at;
-            norm_gate_row(corrected, gates, (const T*)layer.norm, corrected, layer.value_size, s.eps);
+            norm_gate_row(corrected, gates, (const T*)layer.norm, corrected, layer.value_size, layer.out_norm_eps);
         }
     }
 };

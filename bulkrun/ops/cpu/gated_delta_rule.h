@@ -11,7 +11,7 @@ struct DeltaRule {
     const int64_t* rows;
     const int32_t *cu_seqlens, *context_lens;
     int64_t qkv_stride, ba_stride, num_heads, num_key_heads, size, value_size, num_seqs, num_tokens;
-    float norm_eps;
+    float norm_eps, beta_scale;
     int32_t num_threads;
 };
 
@@ -37,7 +37,7 @@ inline void prepare(const DeltaRule& r, long token, long head, Prepared& p, long
     scale_head(qkv + key_dim + key_head * r.size, p.keys[at], r.size, 1.0f, r.norm_eps);
     const float step = softplus(as_float(ba + r.num_heads + head) + r.dt_bias[head]);
     p.decays[at] = std::exp(-std::exp(r.a_log[head]) * step);
-    p.betas[at] = 1 / (1 + std::exp(-as_float(ba + head)));
+    p.betas[at] = r.beta_scale / (1 + std::exp(-as_float(ba + head)));
 }
 
 // One token in some columns; sums over even and odd rows are apart, or each addition would wait for the last.

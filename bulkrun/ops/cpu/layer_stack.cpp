@@ -163,7 +163,7 @@ struct LayerStack : BlockProducts<T> {
 
 EXPORT_LAYOUT(Matrix, is_narrow)
 EXPORT_LAYOUT(AttentionLayer, norms_values)
-EXPORT_LAYOUT(DeltaNetLayer, norm_eps)
+EXPORT_LAYOUT(DeltaNetLayer, out_norm_eps)
 EXPORT_LAYOUT(ShortConvLayer, num_taps)
 EXPORT_LAYOUT(Mamba2Layer, num_taps)
 EXPORT_LAYOUT(Layer, scale)

@@ -27,7 +27,7 @@ class DeltaNetLayer(ctypes.Structure):
         *[(x, panel_matrix.Matrix) for x in ("qkvz", "ba")],
         *[(x, c_void_p) for x in ("conv", "norm", "a_log", "dt_bias", "conv_state", "delta_state")],
         *[(x, c_int64) for x in ("num_heads", "num_key_heads", "size", "value_size", "num_taps")],
-        ("norm_eps", c_float),
+        *[(x, c_float) for x in ("norm_eps", "beta_scale", "out_norm_eps")],
     )
 
 
@@ -67,6 +67,8 @@ class DeltaNetWeights:
     dt_bias: torch.Tensor  # [H], float32
     num_key_heads: int
     key_size: int
+    beta_scale: float  # see `ops.gated_delta_rule`
+    norm_eps: float  # of the gated norm
 
     @property
     def matrix(self) -> Matrix:
@@ -99,6 +101,7 @@ class DeltaNetWeights:
             **{name: memory.keep(vector) for name, vector in vectors.items()},
             num_heads=self.num_heads, num_key_heads=self.num_key_heads, size=self.key_size,
             value_size=self.norm.numel(), num_taps=self.conv.shape[0], norm_eps=NORM_EPS,
+            beta_scale=self.beta_scale, out_norm_eps=self.norm_eps,
         )  # fmt: skip
 
 

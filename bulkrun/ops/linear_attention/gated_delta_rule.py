@@ -22,12 +22,14 @@ def gated_delta_rule(
     dt_bias_H: torch.Tensor,
     state_RHDV: torch.Tensor,
     meta: AttentionMetadata,
+    beta_scale: float = 1.0,
 ) -> torch.Tensor:
     """Outputs [T, H, V] in qkv's dtype; all sums are float32.
 
     H value heads of V dimensions read with K key heads of D dimensions, H / K each. qkv_TC: contiguous, queries [K, D],
     keys [K, D] and values [H, V] of each token. ba_TG: [T, 2 H], any stride between tokens: b, then a. For a token with
-    query and key scaled to length 1, `decay = exp(-exp(a_log) * softplus(a + dt_bias))` and `beta = sigmoid(b)`:
+    query and key scaled to length 1, `decay = exp(-exp(a_log) * softplus(a + dt_bias))` and
+    `beta = beta_scale * sigmoid(b)` (2: a state may be turned around; Grazzi et al. 2024, negative eigenvalues):
 
         state = decay * state
         state = state + key (beta * (value - state^T key))^T
@@ -42,7 +44,7 @@ def gated_delta_rule(
     q_THD, k_THD = (_unit_heads(part, size, num_heads) for part in qkv_TC[:, : 2 * key_dim].split(key_dim, dim=1))
     v_THV = qkv_TC[:, 2 * key_dim :].unflatten(1, (num_heads, value_size)).float()
     b_TH, a_TH = ba_TG.float().chunk(2, dim=1)
-    beta_TH = b_TH.sigmoid()  # of all tokens: those of a few would have other bits beside others
+    beta_TH = b_TH.sigmoid() * beta_scale  # of all tokens: those of a few would have other bits beside others
     decay_TH = (-a_log_H.float().exp() * F.softplus(a_TH + dt_bias_H.float())).exp()
     out_THV = torch.zeros_like(v_THV)
     state_SHDV = states_before(state_RHDV, chunks)

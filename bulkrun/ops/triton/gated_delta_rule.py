@@ -23,6 +23,7 @@ def gated_delta_rule(
     dt_bias_H: torch.Tensor,
     state_RHDV: torch.Tensor,
     meta: AttentionMetadata,
+    beta_scale: float = 1.0,
 ) -> torch.Tensor:
     """As the reference."""
     assert meta.rows_S is not None, "layers with a state are given where it is"
@@ -47,6 +48,7 @@ def gated_delta_rule(
         SIZE=size,
         VALUE_SIZE=value_size,
         EPS=NORM_EPS,
+        BETA_SCALE=beta_scale,
         ROWS=triton.next_power_of_2(size),
         COLUMNS=_COLUMNS,
         num_warps=1,
@@ -72,6 +74,7 @@ def _gated_delta_rule_kernel(
     SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     EPS: tl.constexpr,
+    BETA_SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -98,7 +101,7 @@ def _gated_delta_rule_kernel(
         query_D = _unit(tl.load(query_ptr + token * qkv_stride, mask=is_real_D, other=0.0), EPS)
         key_D = _unit(tl.load(query_ptr + KEY_DIM + token * qkv_stride, mask=is_real_D, other=0.0), EPS)
         value_V = tl.load(value_ptr + token * qkv_stride, mask=is_real_V, other=0.0).to(tl.float32)
-        beta = tl.sigmoid(tl.load(ba_ptr + token * ba_stride + head).to(tl.float32))
+        beta = BETA_SCALE * tl.sigmoid(tl.load(ba_ptr + token * ba_stride + head).to(tl.float32))
         a = tl.load(ba_ptr + token * ba_stride + NUM_HEADS + head).to(tl.float32) + dt_bias
         state_DV *= tl.exp(-forgetting * softplus(a))
         error_V = (value_V - tl.sum(state_DV * key_D[:, None], 0)) * beta

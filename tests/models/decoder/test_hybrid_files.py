@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from tests.models.decoder.test_decoder import random_tokens, whole_prompt_logits
 from tests.models.load import load_model
 from tests.models.paged_driver import tolerance_of
-from tests.models.tiny_models import VARIANTS, save_published
+from tests.models.tiny_models import VARIANTS, make_tiny_model, save_published, save_tiny_model
 
 LFM2 = {  # as LiquidAI/LFM2-1.2B has them
     "block_dim": 48,
@@ -81,7 +81,34 @@ FALCON = {  # as tiiuae/Falcon-H1-0.5B-Instruct has them
     "rope_theta": 100_000_000_000.0,
     "time_step_limit": [0.0, float("inf")],
 }
+OLMO_SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+OLMO = {  # as OLMo-core's converter writes them
+    "linear_allow_neg_eigval": True,
+    "linear_conv_kernel_dim": 4,
+    "num_key_value_heads": 6,
+    "rms_norm_eps": 1e-3,
+    "rope_theta": None,
+}
 GRANITE = {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chunk_size": 256, "mamba_expand": 2}
+
+
+@pytest.mark.parametrize("sizes", [None, (24, 24, 128), (59, 59, 58)])
+def test_olmo_hybrids_convolution_may_be_cut_anyhow(sizes: tuple[int, ...] | None, tmp_path: Path) -> None:
+    """In its three as published, in equal ones as transformers 5.24 writes it, and not at all as it holds it."""
+    path = save_tiny_model(tmp_path, "olmo_hybrid")
+    stored = load_file(path / "model.safetensors")
+    for layer in (0, 2, 3):
+        prefix = f"model.layers.{layer}.linear_attn."
+        names = [f"{prefix}{part}_conv1d.weight" for part in "qkv"]
+        whole = torch.cat([stored.pop(name) for name in names])
+        parts = [whole] if sizes is None else [part.contiguous() for part in whole.split(sizes)]
+        stored |= dict(zip(names if sizes else [f"{prefix}conv1d.weight"], parts, strict=True))
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    tokens = random_tokens(40, seed=4)
+    ours = whole_prompt_logits(load_model(path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = make_tiny_model("olmo_hybrid")(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=tolerance_of("olmo_hybrid"), rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +124,11 @@ GRANITE = {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chu
             ("mlp_multipliers", "ssm_multipliers", "ssm_in_multiplier"),
             {"mamba_d_head": 16, "head_dim": 16},
         ),
+        ("olmo_hybrid", (*OLMO_SIZES, "layer_types"), OLMO | {"num_hidden_layers": 5}),
+        ("olmo_hybrid", ("layer_types", "linear_num_value_heads"), OLMO | {"num_hidden_layers": 2}),
+        ("olmo_hybrid", (), OLMO | {"attention_bias": True, "linear_allow_neg_eigval": False, "rope_theta": 3e3}),
+        ("olmo_hybrid", (), {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}),
+        ("olmo_hybrid", (), {"rope_parameters": None}),
         ("bamba", (), {"attn_rotary_emb": 4, "partial_rotary_factor": 0.25, "attn_layer_indices": [0, 3]}),
         ("granite_4", (), GRANITE | {"position_embedding_type": "rope", "mamba_d_head": "auto"}),
         ("granite_h", ("mamba_d_head",), GRANITE | {"mamba_d_head": "auto", "position_embedding_type": "nope"}),

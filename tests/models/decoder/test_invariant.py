@@ -51,6 +51,7 @@ PROMPT_LENS = [140, 33, 20, 1]
         "gpt_oss_whole_panels",
         "gemma4",
         "gemma4_moe",
+        "olmo_hybrid",
     ],
 )
 def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:

@@ -90,7 +90,9 @@ def test_blocks_belong_to_one_text_each(tmp_path: Path, monkeypatch: pytest.Monk
     assert (meta.num_decode_seqs, meta.max_query_len, meta.max_context_len) == (1, 9, 9)
 
 
-@pytest.mark.parametrize("variant", known(["qwen3", "qwen3_5", "lfm2", "nemotron_h", "falcon_h1", "gemma4"]))
+@pytest.mark.parametrize(
+    "variant", known(["qwen3", "qwen3_5", "lfm2", "nemotron_h", "falcon_h1", "gemma4", "olmo_hybrid"])
+)
 @torch.inference_mode()
 def test_steps_of_all_sizes_follow_one_another(variant: str, tmp_path: Path) -> None:
     """Alone or beside others: the same up to the rounding of float32 sums."""

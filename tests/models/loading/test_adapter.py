@@ -75,6 +75,7 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("granite_h", {"target_modules": ["q_proj", "in_proj", "out_proj", "input_linear", "output_linear"]}),
         ("falcon_h1", {"target_modules": [*QKV, "in_proj", "gate_proj"]}),
         ("hunyuan", {"target_modules": QKV, "modules_to_save": ["query_layernorm", "key_layernorm"]}),
+        ("olmo_hybrid", {"target_modules": [*QKV, "g_proj", "a_proj", "o_proj", "down_proj"]}),
         ("nemotron_h", {"target_modules": ["q_proj", "in_proj", "up_proj"]}),
         ("qwen3_next", {"target_modules": [*QKV, "in_proj_qkvz", "in_proj_ba"], "use_dora": True}),
     ],

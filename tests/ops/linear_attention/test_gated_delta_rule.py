@@ -47,7 +47,8 @@ def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding
     return [qkv_TC, ba_TG, torch.randn(heads.heads), torch.randn(heads.heads), state]
 
 
-def test_the_rule_is_that_of_transformers() -> None:
+@pytest.mark.parametrize("beta_scale", [1.0, 2.0])
+def test_the_rule_is_that_of_transformers(beta_scale: float) -> None:
     heads, part = SHAPES[0], Part(2, 0, 21)
     qkv_TC, ba_TG, a_log_H, dt_bias_H, state = rule_inputs(heads, [part], torch.float32)
     key_dim = heads.key_heads * heads.size
@@ -55,10 +56,11 @@ def test_the_rule_is_that_of_transformers() -> None:
     b, a = ba_TG[None].chunk(2, dim=2)
     expected, last = torch_recurrent_gated_delta_rule(
         q.unflatten(2, (-1, heads.size)), k.unflatten(2, (-1, heads.size)), v.unflatten(2, (-1, heads.value_size)),
-        g=-a_log_H.exp() * F.softplus(a + dt_bias_H), beta=b.sigmoid(),
+        g=-a_log_H.exp() * F.softplus(a + dt_bias_H), beta=beta_scale * b.sigmoid(),
         output_final_state=True, use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
-    out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, make_meta([part]))
+    meta = make_meta([part])
+    out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, meta, beta_scale)
     torch.testing.assert_close(out_THV, expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state[part.row], last[0], atol=1e-5, rtol=1e-5)
 
@@ -82,6 +84,16 @@ def test_rules_equal_their_reference(
     torch.testing.assert_close(state, expected_state, atol=2e-5, rtol=2e-5)
     untouched = [row for row in range(NUM_ROWS) if row not in {part.row for part in parts if part.count}]
     assert torch.equal(state[untouched], inputs[-1][untouched])
+
+
+@pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))
+def test_states_may_be_turned_around(op: Callable[..., torch.Tensor]) -> None:
+    device, part = device_of(op, torch.float32), Part(2, 3, 19)
+    inputs = [one.to(device) for one in rule_inputs(SHAPES[0], [part], torch.float32)]
+    meta, state = make_meta([part], device), inputs[-1].clone()
+    expected = gated_delta_rule.gated_delta_rule(*inputs[:-1], state, meta, 2.0)
+    torch.testing.assert_close(op(*inputs, meta, 2.0), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(inputs[-1], state, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("a", [-9.3, -15.5])
