@@ -8,6 +8,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number
+from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.rope import RopeConfig
 
 
@@ -105,6 +106,14 @@ def layer_ropes(
     local = _rope(nested.get("sliding_attention") or {}, keys, local_theta, head_dim)
     ropes = [full if window is None else local for window in windows]
     return tuple(rope if has else None for rope, has in zip(ropes, has_rope, strict=True))
+
+
+def of_heads(ropes: tuple[RopeConfig | None, ...], layers: tuple[LayerKV, ...] | None) -> tuple[RopeConfig | None, ...]:
+    """The same, each of its layer's heads where layers differ in them."""
+    if layers is None:
+        return ropes
+    pairs = zip(ropes, layers, strict=True)
+    return tuple(rope and dataclasses.replace(rope, head_dim=kv.head_dim) for rope, kv in pairs)
 
 
 def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float, head_dim: int) -> RopeConfig:

@@ -20,7 +20,7 @@ from bulkrun.models.config.experts import MoEConfig, moe_of
 from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.heads import heads_of, unlike_layers_of
-from bulkrun.models.config.layer_kinds import layer_ropes, sliding_windows, windows_both_ways
+from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.multipliers import Multipliers, multipliers_of
 from bulkrun.models.config.recurrence import Recurrence
@@ -185,13 +185,6 @@ class DecoderConfig(ModelConfig):
         """Of a layer's dense MLP, where it has one."""
         return self.intermediate_size if self.mlp_sizes is None else self.mlp_sizes[layer]
 
-    @property
-    def rope_head_dims(self) -> dict[RopeConfig, int]:
-        """Each rotary embedding, with the dimensions of the heads that it turns."""
-        attending = [layer for layer, attends in enumerate(self.attends) if attends]
-        pairs = ((self.ropes[layer], kv.head_dim) for layer, kv in zip(attending, self.layers_kv, strict=True))
-        return {rope: head_dim for rope, head_dim in pairs if rope is not None}
-
     @classmethod
     def of_family(
         cls, architecture: str, family: Family, raw: Mapping[str, Any], *, is_causal: bool = True
@@ -206,7 +199,8 @@ class DecoderConfig(ModelConfig):
         num_heads, num_kv_heads, head_dim = heads_of(keys)
         windows = sliding_windows(keys) if is_causal else windows_both_ways(keys)
         rope = rope_keys(raw, family.rope)
-        ropes = layer_ropes(raw, rope, keys, windows, head_dim)
+        unlike_layers = unlike_layers_of(keys, num_heads)
+        ropes = of_heads(layer_ropes(raw, rope, keys, windows, head_dim), unlike_layers)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -249,7 +243,7 @@ class DecoderConfig(ModelConfig):
             mlp_sizes=_per_layer(keys, "mlp_sizes"),
             layer_inputs=_layer_inputs(keys),
             scales_layers=family.scales_layers,
-            unlike_layers=unlike_layers_of(keys, num_heads),
+            unlike_layers=unlike_layers,
             turns_neighbours=family.turns_neighbours,
             stored_quantization=quantization,
             is_causal=is_causal,

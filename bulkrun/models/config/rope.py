@@ -36,6 +36,7 @@ class RopeConfig:
     attention_factor: float = 1.0  # yarn, longrope: multiplies cosines and sines
     query_growth: float = 0.0  # yarn of Ministral 3: `rotary_frequencies.query_growth`, with this beta
     short_factor: tuple[float, ...] = ()  # longrope: divides each frequency, in contexts up to the original one
+    head_dim: int | None = None  # of the heads that it turns, where a model has heads of several; None: the model's
 
     @classmethod
     def from_dict(cls, rope: Mapping[str, Any], *, theta: float, max_position_embeddings: int) -> RopeConfig:

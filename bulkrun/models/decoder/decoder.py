@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         self.tie_weights()
         self.layer_stack: LayerStack | None = None  # the loader's, where one call can run all layers
         # each rotary embedding that some layer has, on the device once the loader has moved it there
-        self.inv_freqs = {rope: rotary_frequencies(rope, head_dim) for rope, head_dim in config.rope_head_dims.items()}
+        self.inv_freqs = {rope: rotary_frequencies(rope, config.head_dim) for rope in config.ropes if rope is not None}
         self._rotary_tables: dict[RopeConfig, RotaryTable] = {}
 
     @property
@@ -88,28 +88,32 @@ class Decoder(nn.Module):
         input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order. logits_indices: int64
         [S], ascending: only of these tokens, [S, E]; after the last look back no more than their part is computed.
         """
-        rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
         inputs_LTU = None if self.layer_inputs is None else self.layer_inputs(input_ids_T, residual_TE)
-        has_growth = any(rotary.query_growth is not None for rotary in rotaries.values())
-        if self.layer_stack is not None and not has_growth and self.layer_stack.takes(residual_TE, kv_cache.dtype):
+        step = StepTokens(self._rotaries(positions_T, meta.max_context_len), inputs_LTU, meta)
+        stack = self.layer_stack
+        if stack is not None and not step.has_growth and stack.takes(residual_TE, kv_cache.dtype):
             states = [(*state.tensors,) for state in kv_cache.states]
-            caches = kv_cache.k, kv_cache.v
-            turns = [(rotary.cos, rotary.sin) for rotary in rotaries.values()]
-            return self.layer_stack(residual_TE, turns, *caches, meta, logits_indices, states, inputs_LTU)
+            turns = [(rotary.cos, rotary.sin) for rotary in step.rotaries.values()]
+            return stack(residual_TE, turns, kv_cache.k, kv_cache.v, meta, logits_indices, states, inputs_LTU)
         assert self.config.is_causal, "only the compiled layers look both ways"
+        return self._block_by_block(residual_TE, step, kv_cache, logits_indices)
+
+    def _block_by_block(
+        self, residual_TE: torch.Tensor, step: StepTokens, kv_cache: KVCache, kept: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Embeddings to hidden states; behind the last block that looks back at the step's own tokens `kept` alone."""
         blocks = [block for layer in self.layers for block in layer.blocks()]
         last_look = max(i for i, block in enumerate(blocks) if block.looks_back)
-        step = StepTokens(rotaries, inputs_LTU, meta)
         x_TE = blocks[0].norm(residual_TE)
         for i, block in enumerate(blocks):
             x_TE = block.module(x_TE, step.beside(block), kv_cache, step.meta)
-            if i == last_look and logits_indices is not None:
-                x_TE, residual_TE = x_TE[logits_indices], residual_TE[logits_indices]
+            if i == last_look and kept is not None:
+                x_TE, residual_TE = x_TE[kept], residual_TE[kept]
                 if not x_TE.shape[0]:
                     return x_TE  # the middle of a prompt: no more than its keys and values was wanted
-                if self.config.shares_keys or inputs_LTU is not None:
-                    step = step.only(logits_indices)
+                if self.config.shares_keys or step.inputs_LTU is not None:
+                    step = step.only(kept)
             next_norm = blocks[i + 1].norm if i + 1 < len(blocks) else self.norm
             x_TE, residual_TE = next_norm.add(block.out(x_TE), residual_TE, block.scale)
         return x_TE

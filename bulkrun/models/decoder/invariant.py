@@ -196,11 +196,14 @@ def _with_all_threads(workers: TileWorkers, op: str, *args: Any) -> Any:
 def _check(model: Decoder) -> None:
     layers = [module for module in model.modules() if isinstance(module, InvariantLinear)]
     by_shape = {panel.shape: panel for layer in layers for panel in layer.panels}
-    attention = next(module for module in model.modules() if isinstance(module, Attention))
-    heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+    kinds = {
+        (module.num_heads, module.num_kv_heads, module.head_dim, module.soft_cap)
+        for module in model.modules()
+        if isinstance(module, Attention)
+    }
     if not (
         all(ops.is_invariant_linear(panel, model.dtype) for panel in by_shape.values())
-        and ops.is_invariant_attention(*heads, attention.soft_cap, model.dtype)
+        and all(ops.is_invariant_attention(*kind, model.dtype) for kind in kinds)
     ):
         raise ModelError(
             f"engine.deterministic: on this processor, with this torch, products in {model.dtype} depend on a row's "

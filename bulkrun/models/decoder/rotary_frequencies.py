@@ -13,10 +13,11 @@ from bulkrun.models.config.rope import RopeConfig
 
 
 def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """float32 [R / 2] on the CPU, highest frequency first; R is the share of head_dim that turns.
+    """float32 [R / 2] on the CPU, highest frequency first; R is the share of head_dim, or of its own, that turns.
 
     With proportional RoPE R is head_dim, and pairs beyond that share have the frequency 0.
     """
+    head_dim = rope.head_dim or head_dim
     if rope.rope_type == "proportional":
         return _proportional(rope, head_dim)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)

@@ -19,6 +19,11 @@ class StepTokens(NamedTuple):
     inputs_LTU: torch.Tensor | None  # each layer's own of each token (`layer_inputs`)
     meta: AttentionMetadata
 
+    @property
+    def has_growth(self) -> bool:
+        """Whether queries of some layers are multiplied by what grows with positions."""
+        return any(rotary.query_growth is not None for rotary in self.rotaries.values())
+
     def beside(self, block: Block) -> Any:
         """What the block's module takes after the hidden states: its layer's inputs, or its rotary embedding."""
         if block.layer is not None and self.inputs_LTU is not None:

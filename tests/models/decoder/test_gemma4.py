@@ -54,6 +54,10 @@ def read(architecture: str = "Gemma4ForCausalLM", **keys: Any) -> DecoderConfig:
                 }
             },
         ),
+        (
+            "gemma4",
+            {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 5e4} for kind in (FULL, SLIDING)}},
+        ),
         ("gemma4_moe", {}),
         ("gemma4_moe", {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "top_k_experts": 5}),
         ("gemma4_unified", {"attention_k_eq_v": True, "use_bidirectional_attention": "vision"}),
@@ -78,8 +82,8 @@ def test_what_a_file_does_not_say_is_as_in_transformers() -> None:
     assert config.sliding_windows == (*[512] * 5, None) * 2
     assert config.layers_kv[4:6] == (LayerKV(2, 256, 4), LayerKV(2, 512, 5))
     assert config.layer_inputs == (256, 262_144)
-    assert config.ropes[4] == RopeConfig(theta=10_000.0)
-    assert config.ropes[5] == RopeConfig(1_000_000.0, "proportional", 0.25)
+    assert config.ropes[4] == RopeConfig(theta=10_000.0, head_dim=256)
+    assert config.ropes[5] == RopeConfig(1_000_000.0, "proportional", 0.25, head_dim=512)
     unified = read("Gemma4UnifiedForCausalLM")
     assert unified.layer_inputs is None and unified.sliding_windows[0] == 1024
 
