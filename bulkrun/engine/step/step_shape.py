@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import add
+from statistics import fmean
 
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
@@ -105,12 +106,14 @@ def max_captured_tokens(config: ModelConfig, max_num_batched_tokens: int, *, is_
 
 
 def _weights_per_layer(config: ModelConfig) -> int:
-    """Weights that one token is multiplied with in a layer."""
-    inner_size = config.intermediate_size
-    if isinstance(config, DecoderConfig) and config.moe is not None:
-        inner_size = config.moe.num_experts_per_tok * config.moe.intermediate_size
-    heads = 2 * (config.num_heads + config.num_kv_heads)
-    return config.hidden_size * (heads * config.head_dim + 3 * inner_size)
+    """Weights that one token is multiplied with in a layer, on average."""
+    inner_size: float = config.intermediate_size
+    if isinstance(config, DecoderConfig):
+        inner_size = fmean(config.mlp_size(layer) for layer in range(config.num_layers))
+        if config.moe is not None:
+            inner_size = config.moe.num_experts_per_tok * config.moe.intermediate_size
+    width = fmean(2 * (config.num_heads + kv.num_heads) * kv.head_dim for kv in config.layers_kv)
+    return int(config.hidden_size * (width + 3 * inner_size))
 
 
 def _decode_sizes(limit: int) -> list[int]:

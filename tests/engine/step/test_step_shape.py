@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.scheduling.scheduled_batch import KVCopy, ScheduledBatch
 from bulkrun.engine.step.step_shape import CapturedShapes, StepShape, max_captured_tokens
+from bulkrun.launch.bench.shapes import write_shape
+from bulkrun.models.config.model_config import ModelConfig
 
 
 def batch_of(contexts: list[int], chunks: list[int]) -> ScheduledBatch:
@@ -93,7 +95,13 @@ def test_copies_of_blocks_fit_in_no_shape() -> None:
 def test_large_models_are_captured_for_small_steps_only(
     hidden: int, inner: int, is_in_fp8: bool, expected: range
 ) -> None:
-    config: Any = SimpleNamespace(
-        hidden_size=hidden, intermediate_size=inner, num_heads=hidden // 128, num_kv_heads=8, head_dim=128
-    )
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": hidden // 128}
+    others = {"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 3, "vocab_size": 99}
+    config = ModelConfig.from_dict({"architectures": ["LlamaForCausalLM"], **sizes, **others})
     assert max_captured_tokens(config, 8192, is_in_fp8=is_in_fp8) in expected
+
+
+def test_layers_that_differ_count_as_their_mean(tmp_path: Path) -> None:
+    """20 of 35 have MLPs twice as wide and no keys, 7 have heads twice as wide: 53 million weights a layer."""
+    config = ModelConfig.from_dir(write_shape("gemma-4-e2b", tmp_path, dtype="bfloat16", max_model_len=4096))
+    assert max_captured_tokens(config, 8192, is_in_fp8=False) in range(3200, 3700)
