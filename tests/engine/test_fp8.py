@@ -20,7 +20,7 @@ from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import EngineArgs
 from tests.engine.conftest import EngineFactory, expect_short_outputs, run
 from tests.models.fake_quantized import generate, round_keys_and_values, with_fake_quantized_projections
-from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.models.tiny_models import VOCAB_SIZE, known, make_tiny_model
 
 NUM_TOKENS = 9  # over two ends of blocks; the oracle rounds every input of every product anew
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
@@ -58,7 +58,7 @@ def test_fp8_weights_give_the_tokens_of_a_model_quantized_by_hand(make_engine: E
     assert tokens(engine) == [generate(model, request.prompt_token_ids, NUM_TOKENS) for request in requests()]
 
 
-@pytest.mark.parametrize("variant", [*FAMILIES, "gpt_neox"])
+@pytest.mark.parametrize("variant", [*FAMILIES, *known(["gemma4", "gemma4_whole_panels"]), "gpt_neox"])
 def test_fp8_keys_and_values_give_the_tokens_of_attention_over_rounded_ones(
     make_engine: EngineFactory, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

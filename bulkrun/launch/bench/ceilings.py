@@ -161,5 +161,5 @@ def _mlp_weights(config: DecoderConfig, layer: int) -> int:
     if moe is None or not moe.sparse_layers[layer]:
         return num_matrices * hidden * config.mlp_size(layer)
     sizes = moe.intermediate_size * moe.num_experts_per_tok + (moe.shared_size or 0)
-    sizes += config.intermediate_size if moe.beside_mlp else 0
+    sizes += config.mlp_size(layer) if moe.beside_mlp else 0
     return hidden * (num_matrices * sizes + moe.num_experts)

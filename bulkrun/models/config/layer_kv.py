@@ -49,7 +49,7 @@ def layers_kv(raw: Mapping[str, Any], num_layers: int, num_heads: int, head_dim:
 
 def _other_shapes(raw: Mapping[str, Any], kinds: list[str], num_heads: int) -> dict[int, Mapping[str, int]]:
     """By layer, the keys that it has in place of the file's."""
-    if raw.get("per_layer_config"):
+    if raw.get("per_layer_config") is not None:  # empty where all layers are alike
         return {int(layer): keys for layer, keys in raw["per_layer_config"].items()}
     if raw["architectures"][0] == _TWICE_IN_WINDOWS:
         twice = {"num_key_value_heads": 2 * num_heads}

@@ -125,7 +125,7 @@ def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP | Dens
     if not is_sparse:
         return dense_mlp(config, config.mlp_size(layer))
     assert config.moe is not None
-    return DenseBesideExperts(config) if config.moe.beside_mlp else SparseMLP(config)
+    return DenseBesideExperts(config, config.mlp_size(layer)) if config.moe.beside_mlp else SparseMLP(config)
 
 
 _WITH_STATE: Mapping[type, type[GatedDeltaNet | Mamba2 | ShortConv]] = {

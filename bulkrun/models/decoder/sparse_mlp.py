@@ -96,9 +96,9 @@ def _expert_activation(config: DecoderConfig, moe: MoEConfig) -> ops.ExpertActiv
 class DenseBesideExperts(nn.Module):
     """Each with norms of its own before and after, and the router with one more; what both give is added up."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, dense_size: int) -> None:
         super().__init__()
-        self.dense, self.experts = MLP(config), SparseMLP(config)
+        self.dense, self.experts = MLP(config, dense_size), SparseMLP(config)
         size = config.hidden_size
         self.dense_norm, self.dense_out = RMSNorm(config, size), RMSNorm(config, size)
         self.experts_norm, self.experts_out = RMSNorm(config, size), RMSNorm(config, size)

@@ -41,6 +41,7 @@ def read(architecture: str = "Gemma4ForCausalLM", **keys: Any) -> DecoderConfig:
     [
         ("gemma4", {}),
         ("gemma4", {"num_kv_shared_layers": 0}),
+        ("gemma4", {"global_head_dim": 16}),  # as the others
         ("gemma4", {"use_double_wide_mlp": False, "final_logit_softcapping": None, "tie_word_embeddings": False}),
         ("gemma4", {"attention_bias": True, "attention_k_eq_v": True, "num_global_key_value_heads": 3}),
         ("gemma4", {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}),
@@ -59,7 +60,8 @@ def read(architecture: str = "Gemma4ForCausalLM", **keys: Any) -> DecoderConfig:
             {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 5e4} for kind in (FULL, SLIDING)}},
         ),
         ("gemma4_moe", {}),
-        ("gemma4_moe", {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "top_k_experts": 5}),
+        ("gemma4_moe", {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "use_double_wide_mlp": True}),
+        ("gemma4_moe", {"top_k_experts": 5}),
         ("gemma4_unified", {"attention_k_eq_v": True, "use_bidirectional_attention": "vision"}),
         ("gemma4_unified", {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
     ],
