@@ -58,12 +58,17 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.activation == "relu2"
         or config.qk_norm == "turned_head"
         or config.attends_beside_states
-        or (config.unlike_layers is not None and not _are_whole(config))
+        or not _are_whole(config)
     )
 
 
 def _are_whole(config: DecoderConfig) -> bool:
-    """Whether rows of all widths are whole words, so that no row finds another one's numbers behind its own."""
+    """Whether rows of all widths are whole words where there are several: none finds another's numbers behind its own.
+
+    Layers without keys of their own come after all others.
+    """
+    if config.unlike_layers is None and config.layer_inputs is None:
+        return True
     widths = [config.num_heads * kv.head_dim for kv in config.layers_kv]
     inner = [config.mlp_size(layer) for layer in range(config.num_layers)]
     input_size = 0 if config.layer_inputs is None else config.layer_inputs.size

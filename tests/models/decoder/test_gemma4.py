@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.models.kv_cache import KVCache, bytes_per_block
 from tests.models.decoder.test_decoder import load, random_tokens, transformers_logits, whole_prompt_logits
 from tests.models.load import load_model
-from tests.models.paged_driver import make_metadata, tolerance_of
+from tests.models.paged_driver import forced_logits, make_metadata, tolerance_of
 from tests.models.tiny_models import SMALL, known, make_tiny_model, save_published, save_tiny_model
 
 if not known(["gemma4"]):
@@ -36,12 +37,22 @@ def read(architecture: str = "Gemma4ForCausalLM", **keys: Any) -> DecoderConfig:
     return config
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Each with rows of its own, in layers of other widths at a time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("variant", "keys"),
     [
         ("gemma4", {}),
         ("gemma4", {"num_kv_shared_layers": 0}),
         ("gemma4", {"global_head_dim": 16}),  # as the others
+        ("gemma4", {"global_head_dim": 16, "num_kv_shared_layers": 0}),
         ("gemma4", {"use_double_wide_mlp": False, "final_logit_softcapping": None, "tie_word_embeddings": False}),
         ("gemma4", {"attention_bias": True, "attention_k_eq_v": True, "num_global_key_value_heads": 3}),
         ("gemma4", {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}),
@@ -77,6 +88,49 @@ def test_published_keys_mean_what_they_mean_to_transformers(variant: str, keys: 
     with torch.inference_mode():
         theirs = reference(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+def drawn_keys(seed: int) -> dict[str, Any]:
+    """Any of the architecture: sizes that fill words and panels or not, layers alike or not, shared keys or none."""
+    draw = random.Random(seed)
+    is_whole = draw.random() < 0.6
+    num_layers = draw.randint(2, 6)
+    kinds = [draw.choice((FULL, SLIDING)) for _ in range(num_layers - 1)] + [FULL]
+    num_shared = draw.choice((0, 1, 2)) if num_layers > 3 else 0
+    if num_shared:
+        kinds[:2] = (SLIDING, FULL)  # whose keys are there to be shared
+    keys = {
+        "hidden_size": 64 if is_whole else 48,
+        "intermediate_size": 96 if is_whole else 72,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": draw.choice((2, 4, 6)),
+        "num_key_value_heads": draw.choice((1, 2)),
+        "head_dim": draw.choice((16, 32)),
+        "global_head_dim": draw.choice((32, 64)),
+        "layer_types": kinds,
+        "num_kv_shared_layers": num_shared,
+        "sliding_window": draw.choice((5, 40)),
+        "use_double_wide_mlp": draw.random() < 0.5,
+        "attention_k_eq_v": draw.random() < 0.4,
+        "num_global_key_value_heads": draw.choice((None, 1, 2)),
+        "hidden_size_per_layer_input": draw.choice((32, 64) if is_whole else (8, 24)),
+    }
+    if not num_shared and draw.random() < 0.3:
+        keys["hidden_size_per_layer_input"] = 0
+    # each token goes to all: of 300 some would have two that are as likely in float32
+    experts = {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 3, "moe_intermediate_size": 24}
+    return keys | (experts if draw.random() < 0.25 else {})
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("seed", range(16))
+def test_any_layers_have_the_logits_of_transformers(seed: int, tmp_path: Path) -> None:
+    """Its steps are wide enough for threads to have rows of their own."""
+    keys, lens = drawn_keys(seed), [300, 41]
+    model, sequences = load(tmp_path, "gemma4", **keys), [random_tokens(length, seed) for length in lens]
+    for tokens, ours in zip(sequences, forced_logits(model, sequences, [290, 20]), strict=True):
+        theirs = transformers_logits("gemma4", tokens, **keys)
+        torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
 def test_what_a_file_does_not_say_is_as_in_transformers() -> None:
@@ -158,15 +212,6 @@ def test_prompt_tokens_end_where_no_layer_makes_keys_of_them(shared: int, tmp_pa
     assert seen == ([35, 3, 4, 2] if shared else [35] * 4)
     assert step([]).shape == (0, 48)
     assert len(seen) == (4 if shared else 5), "in the middle of prompts nothing of theirs is computed there"
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Each with rows of its own, in layers of other widths at a time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")
