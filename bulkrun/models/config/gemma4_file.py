@@ -7,6 +7,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number, layers_of
+from bulkrun.models.config.layer_kinds import of_layers
 from bulkrun.models.config.layer_kv import layers_kv
 
 _Keys = Mapping[str, Any]
@@ -35,8 +36,10 @@ def of_gemma4(raw: _Keys) -> _Keys:
 def of_gemma4_unified(raw: _Keys) -> _Keys:
     """Layers of full attention have heads of their own, the last layers keys of earlier ones and wider MLPs."""
     layers = layers_of(raw)
-    kinds = list(raw.get("layer_types") or [_SLIDING if (layer + 1) % 6 else _FULL for layer in layers])
-    found = {**raw, "layer_types": [*kinds[: len(layers) - 1], _FULL]}  # the last one, whatever the file says
+    kinds = [_SLIDING if (layer + 1) % 6 else _FULL for layer in layers]
+    if raw.get("layer_types"):
+        kinds = of_layers(raw, "layer_types")
+    found = {**raw, "layer_types": [*kinds[:-1], _FULL]}  # the last one, whatever the file says
     if raw.get("use_bidirectional_attention") == "vision":  # of pictures, which are none of ours
         found["use_bidirectional_attention"] = None
     shapes = found | {"architectures": ["Gemma4ForCausalLM"]}

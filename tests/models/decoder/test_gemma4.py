@@ -153,6 +153,8 @@ def test_what_a_file_does_not_say_is_as_in_transformers() -> None:
         ({"attention_k_eq_v": True, "num_global_key_value_heads": 4}, r"6 query heads over 4 key heads of 512 dimen"),
         ({"global_head_dim": 33}, r"6 query heads over 2 key heads of 33 dimensions is not supported"),
         ({"num_kv_shared_layers": 11}, r"layer 5 is to share the keys of an earlier one of its kind, and there is non"),
+        ({"layer_types": [SLIDING, FULL] * 4, "num_kv_shared_layers": 4}, r"'layer_types' has 8 values for 12 layers"),
+        ({"layer_types": [SLIDING, "chunked"] * 6}, r"layer type 'chunked' is not supported"),
         ({"enable_moe_block": True}, r"'num_experts' is None, not a whole number above 0"),
     ],
 )
