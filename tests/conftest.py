@@ -55,6 +55,17 @@ def watched_kernels() -> Iterator[None]:
 
 
 @pytest.hookimpl(optionalhook=True)
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Compiled ops with two, which in wide steps have rows of their own."""
+    import torch  # takes seconds, and few tests ask for it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     from tests.two_halves import TwoHalves
 

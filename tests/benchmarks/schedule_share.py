@@ -67,15 +67,16 @@ class Step(NamedTuple):
     waiting: int
 
     def seconds(self, model: ModelCost, cost: Cost) -> float:
-        layers, layer = len(model.attention), model.attention[0]  # all are alike
+        width, kv_bytes = (sum(getattr(one, name) for one in model.attention) for name in ("width", "kv_bytes"))
         rate = H200.gemm_flop_s * cost.gemm
         weights = model.num_body_weights * self.tokens + model.num_lm_head_weights * self.samples
         products = FLOPS_PER_WEIGHT * weights / rate * (1 + cost.half_rate_rows / self.tokens)
         read_weights = WEIGHT_BYTES * (model.num_body_weights + model.num_lm_head_weights) / H200.read_bytes_s
-        chunks = FLOPS_PER_PAIR * layer.width * self.chunk_pairs / (H200.gemm_flop_s * cost.prefill)
-        decode = layer.kv_bytes * self.decode_keys / (H200.read_bytes_s * cost.decode_read)
+        chunks = FLOPS_PER_PAIR * width * self.chunk_pairs / (H200.gemm_flop_s * cost.prefill)
+        decode = kv_bytes * self.decode_keys / (H200.read_bytes_s * cost.decode_read)
         elementwise = cost.elementwise_bytes * self.tokens / (H200.read_bytes_s * cost.elementwise_read)
-        return max(products, read_weights) + layers * (chunks + decode + elementwise) + cost.step_s
+        of_layers = chunks + decode + len(model.attention) * elementwise
+        return max(products, read_weights) + of_layers + cost.step_s
 
 
 def steps_of(work: Seq[Work], *, num_seqs: int, num_tokens: int, num_blocks: int) -> list[Step]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +141,6 @@ def test_a_row_alone_has_the_tokens_that_it_has_in_a_crowd(
     engine = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=4, deterministic=deterministic)
     alone = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=1, deterministic=deterministic)
     assert tokens(engine) == tokens(alone)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -26,26 +25,6 @@ class Rotary(NamedTuple):
         """Of some of the tokens, int64 [S]."""
         growth = None if self.query_growth is None else self.query_growth[indices]
         return Rotary(self.cos[indices], self.sin[indices], growth)
-
-
-def attend(
-    q_THD: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    sinks_H: torch.Tensor | None = None,
-    paged_attention: Callable[..., torch.Tensor] = ops.paged_attention,
-) -> torch.Tensor:
-    """Attend over a layer's cache, this step's keys and values included; returns [T, H, D]."""
-    if meta.kv_copies is not None:
-        ops.copy_kv(k_cache, v_cache, meta.kv_copies)
-    return paged_attention(
-        q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks_H=sinks_H
-    )
 
 
 class Attention(nn.Module):
@@ -99,10 +78,11 @@ class Attention(nn.Module):
         gate_THD, qkv_TND = qkv_TND.tensor_split((self.num_heads if self.has_gate else 0,), dim=1)
         own_k, own_v = (k_cache, v_cache) if self.has_own_keys else (None, None)
         q_THD = self._store(qkv_TND, rotary, own_k, own_v, meta.slot_mapping_T)
-        out_THD = attend(
+        if self.has_own_keys and meta.kv_copies is not None:
+            ops.copy_kv(k_cache, v_cache, meta.kv_copies)
+        out_THD = self.paged_attention(
             q_THD, k_cache, v_cache, meta,
             scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap, sinks_H=self.sinks,
-            paged_attention=self.paged_attention,
         )  # fmt: skip
         if self.has_gate:
             out_THD = out_THD * gate_THD.sigmoid()
@@ -134,7 +114,8 @@ class Attention(nn.Module):
         cos, sin, query_growth = rotary or (None, None, None)
         if query_growth is not None:
             qkv_TND[:, : self.num_heads].mul_(query_growth)
-        if self.keys_are_values:
-            qkv_TND = torch.cat((qkv_TND, qkv_TND[:, self.num_heads :]), dim=1)
-        q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
+        q_THD = ops.norm_rotary_store(
+            qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T,
+            keys_are_values=self.keys_are_values,
+        )  # fmt: skip
         return self.qk_norm.scale_queries(q_THD) if isinstance(self.qk_norm, TurnedQKNorm) else q_THD

@@ -121,11 +121,10 @@ def _attention(
 
 
 def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP | DenseBesideExperts:
-    is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
-    if not is_sparse:
-        return dense_mlp(config, config.mlp_size(layer))
-    assert config.moe is not None
-    return DenseBesideExperts(config, config.mlp_size(layer)) if config.moe.beside_mlp else SparseMLP(config)
+    moe, dense_size = config.moe, config.mlp_size(layer)
+    if moe is None or not moe.sparse_layers[layer]:
+        return dense_mlp(config, dense_size)
+    return DenseBesideExperts(config, dense_size) if moe.beside_mlp else SparseMLP(config)
 
 
 _WITH_STATE: Mapping[type, type[GatedDeltaNet | Mamba2 | ShortConv]] = {

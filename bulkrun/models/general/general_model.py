@@ -20,7 +20,6 @@ from bulkrun import ops
 from bulkrun.errors import ModelError
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.decoder.attention import attend
 from bulkrun.models.general.attention_interface import STEP, Asked, register_attention
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
@@ -103,7 +102,9 @@ def _paged_attention(module: nn.Module, asked: Asked) -> torch.Tensor:
     v_TKD = functional.pad(asked.v_TKV, (0, num_missing)) if num_missing else asked.v_TKV
     if step.layers_kv[layer].source == layer:
         ops.store_kv(asked.k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
-    out_THD = attend(
+        if step.meta.kv_copies is not None:
+            ops.copy_kv(k_cache, v_cache, step.meta.kv_copies)
+    out_THD = ops.paged_attention(
         asked.q_THD.to(v_TKD.dtype).contiguous(),  # some models turn queries in float32
         k_cache,
         v_cache,

@@ -29,56 +29,50 @@ def state_targets(
 
     `stored`: a checkpoint's tensors, which tell into which a convolution is cut.
     """
-    if isinstance(module, GatedDeltaNet) and config.architecture in _PART_BY_PART:
-        yield from _parted_delta_net_targets(layer + (part or "linear_attn."), module, config, stored)
-    elif isinstance(module, GatedDeltaNet):
-        yield from _delta_net_targets(layer + (part or "linear_attn."), module, config)
+    if isinstance(module, GatedDeltaNet):
+        yield from _delta_net_targets(layer + (part or "linear_attn."), module, config, stored)
     elif isinstance(module, Mamba2):
         yield from _mamba2_targets(layer + (part or "mamba."), module, config)
     else:
         yield from _short_conv_targets(layer + (part or "conv."), module, config)
 
 
-def _delta_net_targets(prefix: str, net: GatedDeltaNet, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    sizes = config.recurrence
-    assert isinstance(sizes, DeltaNetConfig), "there are none in other models"
-    num_heads = sizes.num_value_heads
-    if config.architecture in BY_KEY_HEAD:
-        orders = {"in_proj_qkvz": qkvz_order(sizes), "in_proj_ba": ba_order(sizes)}
-        yield from parts_of(prefix, net.qkvz_proj, {"in_proj_qkvz": sizes.conv_dim + sizes.value_dim}, orders)
-        yield from parts_of(prefix, net.ba_proj, {"in_proj_ba": 2 * num_heads}, orders)
-    else:
-        yield from parts_of(prefix, net.qkvz_proj, {"in_proj_qkv": sizes.conv_dim, "in_proj_z": sizes.value_dim})
-        yield from parts_of(prefix, net.ba_proj, {"in_proj_b": num_heads, "in_proj_a": num_heads})
-    yield f"{prefix}conv1d.weight", _convolution(net.conv.data)
-    yield f"{prefix}A_log", whole(net.a_log)
-    yield f"{prefix}dt_bias", whole(net.dt_bias)
-    yield f"{prefix}norm.weight", whole(net.norm.weight)
-    yield from parts_of(prefix, net.o_proj, {"out_proj": config.hidden_size})
-
-
-def _parted_delta_net_targets(
+def _delta_net_targets(
     prefix: str, net: GatedDeltaNet, config: DecoderConfig, stored: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, Target]]:
     sizes = config.recurrence
     assert isinstance(sizes, DeltaNetConfig), "there are none in other models"
-    num_heads = sizes.num_value_heads
-    convolved = {"q": sizes.key_dim, "k": sizes.key_dim, "v": sizes.value_dim}
-    parts = {f"{name}_proj": size for name, size in convolved.items()}
-    yield from parts_of(prefix, net.qkvz_proj, parts | {"g_proj": sizes.value_dim})
-    yield from parts_of(prefix, net.ba_proj, {"b_proj": num_heads, "a_proj": num_heads})
-    cut = {f"{prefix}{name}_conv1d.weight": size for name, size in convolved.items()}
-    found = {name: stored[name].shape[0] for name in cut if name in stored and stored[name].shape}
-    if len(found) == len(cut) and sum(found.values()) == sizes.conv_dim:
-        cut = found  # transformers 5.24 writes three equal ones, whatever is of queries, keys and values
-    if f"{prefix}conv1d.weight" in stored:
-        cut = {f"{prefix}conv1d.weight": sizes.conv_dim}
+    is_parted, orders = config.architecture in _PART_BY_PART, {}
+    qkvz = {"in_proj_qkv": sizes.conv_dim, "in_proj_z": sizes.value_dim}
+    ba = dict.fromkeys(("in_proj_b", "in_proj_a"), sizes.num_value_heads)
+    if config.architecture in BY_KEY_HEAD:
+        qkvz, ba = {"in_proj_qkvz": sum(qkvz.values())}, {"in_proj_ba": sum(ba.values())}
+        orders = {"in_proj_qkvz": qkvz_order(sizes), "in_proj_ba": ba_order(sizes)}
+    elif is_parted:
+        qkvz = {"q_proj": sizes.key_dim, "k_proj": sizes.key_dim, "v_proj": sizes.value_dim, "g_proj": sizes.value_dim}
+        ba = dict.fromkeys(("b_proj", "a_proj"), sizes.num_value_heads)
+    yield from parts_of(prefix, net.qkvz_proj, qkvz, orders)
+    yield from parts_of(prefix, net.ba_proj, ba, orders)
+    cut = _cut_convolution(prefix, sizes, stored) if is_parted else {f"{prefix}conv1d.weight": sizes.conv_dim}
     for name, weight_WC in zip(cut, net.conv.data.split([*cut.values()], dim=1), strict=True):
         yield name, _convolution(weight_WC)
     yield f"{prefix}A_log", whole(net.a_log)
     yield f"{prefix}dt_bias", whole(net.dt_bias)
-    yield f"{prefix}o_norm.weight", whole(net.norm.weight)
-    yield from parts_of(prefix, net.o_proj, {"o_proj": config.hidden_size})
+    yield f"{prefix}{'o_norm' if is_parted else 'norm'}.weight", whole(net.norm.weight)
+    yield from parts_of(prefix, net.o_proj, {"o_proj" if is_parted else "out_proj": config.hidden_size})
+
+
+def _cut_convolution(prefix: str, sizes: DeltaNetConfig, stored: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """The tensors that a convolution is stored as, and each one's channels.
+
+    transformers 5.24 writes three equal ones, whatever is of queries, keys and values.
+    """
+    if f"{prefix}conv1d.weight" in stored:
+        return {f"{prefix}conv1d.weight": sizes.conv_dim}
+    published = dict(zip("qkv", (sizes.key_dim, sizes.key_dim, sizes.value_dim), strict=True))
+    cut = {f"{prefix}{part}_conv1d.weight": size for part, size in published.items()}
+    found = {name: stored[name].shape[0] for name in cut if name in stored and stored[name].shape}
+    return found if found.keys() == cut.keys() and sum(found.values()) == sizes.conv_dim else cut
 
 
 def _mamba2_targets(prefix: str, module: Mamba2, config: DecoderConfig) -> Iterator[tuple[str, Target]]:

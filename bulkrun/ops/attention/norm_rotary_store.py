@@ -21,15 +21,20 @@ def norm_rotary_store(
     k_cache: torch.Tensor | None,
     v_cache: torch.Tensor | None,
     slot_mapping_T: torch.Tensor,
+    *,
+    keys_are_values: bool = False,
 ) -> torch.Tensor:
     """Normalize query and key heads, turn them by position, write keys and values; returns the queries [T, H, D].
 
     qkv_TND: [T, H + 2 K, D], contiguous heads: queries, keys, values. qk_norm_weight: [H + K, D], see `rms_norm`, or
     [H + 2 K, D] where values are normalized too; None: no normalization. cos, sin: [T, 1, R], see `apply_rotary`; None:
     positions turn nothing. k_cache, v_cache: [N, B, K, D] contiguous, written in place; None: there are queries alone,
-    [T, H, D], whose keys others have written. slot_mapping_T: int64, see `store_kv`.
+    [T, H, D], whose keys others have written. slot_mapping_T: int64, see `store_kv`. keys_are_values: there are no
+    others in the projection, [T, H + K, D]; the cache gets keys as they came, or normalized as values.
     """
     num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
+    if keys_are_values:
+        qkv_TND = torch.cat((qkv_TND, qkv_TND[:, -num_kv_heads:]), dim=1)
     num_q_heads, num_qk_heads = qkv_TND.shape[1] - 2 * num_kv_heads, qkv_TND.shape[1] - num_kv_heads
     if qk_norm_weight is not None:
         normed_TND = rms_norm(qkv_TND[:, : len(qk_norm_weight)], qk_norm_weight, eps)

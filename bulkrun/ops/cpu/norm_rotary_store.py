@@ -42,6 +42,8 @@ def norm_rotary_store(
     k_cache: torch.Tensor | None,
     v_cache: torch.Tensor | None,
     slot_mapping_T: torch.Tensor,
+    *,
+    keys_are_values: bool = False,
 ) -> torch.Tensor:
     """As the reference; the turn is rounded once to qkv's dtype, and the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
@@ -49,15 +51,18 @@ def norm_rotary_store(
     cache_dtype = qkv_TND.dtype if k_cache is None else k_cache.dtype
     is_known = is_cache_dtype(cache_dtype, qkv_TND.dtype) and (cos is None or cos.dtype == qkv_TND.dtype)
     if names is None or not is_known or head_dim > c_number("max_head_dim") or qkv_TND.stride()[1:] != (head_dim, 1):
-        return reference(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
+        return reference(
+            qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T, keys_are_values=keys_are_values
+        )
     num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
+    num_heads += num_kv_heads if keys_are_values else 0
     num_normed = 0 if qk_norm_weight is None else len(qk_norm_weight)
     q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
     projection = _Projection(
         qkv_TND.data_ptr(), _pointer(qk_norm_weight), _pointer(cos), _pointer(sin), q_THD.data_ptr(),
         _pointer(k_cache), _pointer(v_cache), slot_mapping_T.data_ptr(), qkv_TND.stride(0), num_tokens,
         num_heads - 2 * num_kv_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
-        eps, num_normed == num_heads, 0, cache_dtype == FP8, torch.get_num_threads(),
+        eps, num_normed == num_heads, keys_are_values, cache_dtype == FP8, torch.get_num_threads(),
     )  # fmt: skip
     _function(names)(ctypes.byref(projection))
     return q_THD

@@ -24,10 +24,13 @@ def norm_rotary_store(
     k_cache: torch.Tensor | None,
     v_cache: torch.Tensor | None,
     slot_mapping_T: torch.Tensor,
+    *,
+    keys_are_values: bool = False,
 ) -> torch.Tensor:
     """As the reference; the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
     num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
+    num_heads += num_kv_heads if keys_are_values else 0
     rotary_dim = 0 if cos is None else cos.shape[-1]
     assert qkv_TND.stride(1) == head_dim and qkv_TND.stride(2) == 1
     assert all(x is None or x.is_contiguous() for x in (k_cache, v_cache, cos, sin, qk_norm_weight))
@@ -56,6 +59,7 @@ def norm_rotary_store(
             HEADS=_HEADS,
             HAS_NORM=qk_norm_weight is not None,
             NORMS_VALUES=qk_norm_weight is not None and len(qk_norm_weight) == num_heads,
+            KEYS_ARE_VALUES=keys_are_values,
             num_warps=4,
         )
     return q_THD
@@ -83,16 +87,21 @@ def _norm_rotary_store_kernel(
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head_N = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half_H = tl.arange(0, PADDED_HALF)
     rest_R = 2 * HALF + tl.arange(0, PADDED_REST)
     is_real_N = head_N < NUM_Q_HEADS + 2 * NUM_KV_HEADS
-    is_plain_N = (head_N >= NUM_Q_HEADS + NUM_KV_HEADS) & (not NORMS_VALUES)
+    is_value_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
+    is_plain_N = is_value_N & (not NORMS_VALUES)
+    source_N = head_N
+    if KEYS_ARE_VALUES:
+        source_N = tl.where(is_value_N, head_N - NUM_KV_HEADS, head_N)
     is_half_NH = is_real_N[:, None] & (half_H < HALF)[None, :]
     is_rest_NR = is_real_N[:, None] & (rest_R < HEAD_DIM)[None, :]
-    row_ptr = qkv_ptr + token * qkv_stride + head_N[:, None] * HEAD_DIM
+    row_ptr = qkv_ptr + token * qkv_stride + source_N[:, None] * HEAD_DIM
     sum_N = tl.zeros([HEADS], tl.float32)
     if HALF > 0:
         first_NH = tl.load(row_ptr + half_H[None, :], mask=is_half_NH, other=0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,6 @@ def read(architecture: str = "Gemma4ForCausalLM", **keys: Any) -> DecoderConfig:
     config = ModelConfig.from_dict({**SMALL, "architectures": [architecture], "num_hidden_layers": 12, **keys})
     assert isinstance(config, DecoderConfig)
     return config
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Each with rows of its own, in layers of other widths at a time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

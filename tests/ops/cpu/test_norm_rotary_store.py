@@ -45,17 +45,21 @@ def test_equals_the_reference(
     assert torch.equal(results[0][2], results[1][2])
 
 
+@pytest.mark.parametrize("keys_are_values", [False, True])
 @pytest.mark.parametrize("head_dim", [20, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_values_are_normalized_too_and_not_turned(dtype: torch.dtype, head_dim: int) -> None:
+def test_values_are_normalized_too_and_not_turned(dtype: torch.dtype, head_dim: int, keys_are_values: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    qkv_TND = torch.randn(TOKENS, HEADS + 2 * KV_HEADS, head_dim, generator=generator).to(dtype)
+    num_own = KV_HEADS if keys_are_values else 2 * KV_HEADS
+    qkv_TND = torch.randn(TOKENS, HEADS + num_own, head_dim, generator=generator).to(dtype)
     weight = torch.rand(HEADS + 2 * KV_HEADS, head_dim, generator=generator) + 0.5
     cos, sin = ops.rotary_cos_sin(torch.arange(TOKENS), torch.rand(head_dim // 2, generator=generator), 1.0, dtype)
     slots, results = torch.tensor([9, -1, 4, 13, 5]), []
     for op in (reference, norm_rotary_store):
         caches = torch.zeros(2, 4, 4, KV_HEADS, head_dim, dtype=dtype)
-        q_THD = op(qkv_TND.clone(), weight, 1e-6, cos, sin, caches[0], caches[1], slots)
+        q_THD = op(
+            qkv_TND.clone(), weight, 1e-6, cos, sin, caches[0], caches[1], slots, keys_are_values=keys_are_values
+        )
         results.append((q_THD, caches[0, 1:], caches[1, 1:]))
     for expected, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -23,10 +23,12 @@ def check(
     dtype: torch.dtype,
     num_tokens: int = 3,
     norms_values: bool = False,
+    keys_are_values: bool = False,
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    qkv_TND = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(device, dtype)
+    num_own = num_kv_heads * (1 if keys_are_values else 2)
+    qkv_TND = torch.randn(num_tokens, num_heads + num_own, head_dim).to(device, dtype)
     num_normed = num_heads + num_kv_heads * (2 if norms_values else 1)
     weight = torch.rand(num_normed, head_dim).to(device, dtype) if norm else None
     positions = torch.randint(0, 9000, (num_tokens,), device=device)
@@ -38,8 +40,10 @@ def check(
         torch.full((2 * num_tokens + 2, 3, num_kv_heads, head_dim), math.nan, device=device, dtype=dtype)
         for _ in range(4)
     ]
-    ours = norm_rotary_store(qkv_TND, weight, 1e-6, cos, sin, caches[0], caches[1], slots)
-    expected = reference(qkv_TND, weight, 1e-6, cos, sin, caches[2], caches[3], slots)
+    ours = norm_rotary_store(
+        qkv_TND, weight, 1e-6, cos, sin, caches[0], caches[1], slots, keys_are_values=keys_are_values
+    )
+    expected = reference(qkv_TND, weight, 1e-6, cos, sin, caches[2], caches[3], slots, keys_are_values=keys_are_values)
     error = ERROR[dtype]
     torch.testing.assert_close(ours, expected, atol=error, rtol=error)
     torch.testing.assert_close(caches[0], caches[2], atol=error, rtol=error, equal_nan=True)
@@ -67,6 +71,13 @@ def test_half_precision(device: str) -> None:
 @pytest.mark.parametrize(("heads", "rotary_dim"), [((6, 2, 16), 16), ((3, 1, 80), 12), ((2, 1, 512), 512)], ids=str)
 def test_values_are_normalized_too(device: str, heads: tuple[int, int, int], rotary_dim: int) -> None:
     check(heads, device=device, rotary_dim=rotary_dim, norm=True, norms_values=True, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("norms_values", [False, True])
+@pytest.mark.parametrize("rotary_dim", [16, 4])
+def test_keys_are_values(device: str, rotary_dim: int, norms_values: bool) -> None:
+    values = {"norms_values": norms_values, "keys_are_values": True}
+    check((5, 2, 16), device=device, rotary_dim=rotary_dim, norm=True, dtype=torch.float32, **values)
 
 
 @pytest.mark.parametrize("norm", [False, True])
