@@ -34,7 +34,7 @@ _PASSES = {  # over tensors as large as the result
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
 _PRODUCTS = (  # modules, by their attribute
     "qkv_proj", "qkvz_proj", "in_proj", "ba_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj", "router",
-    "lm_head",
+    "lm_head", "gate_proj", "out_proj", "projection",
 )  # fmt: skip
 
 
@@ -191,14 +191,14 @@ def _pass_over(name: str, passes: int) -> Price:
     return price
 
 
-def _norm_rotary_store(_: torch.Tensor, qkv_TND: torch.Tensor, *args: Any) -> OpCall:
+def _norm_rotary_store(_: torch.Tensor, qkv_TND: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
     return OpCall("norm_rotary_store", qkv_TND.shape[0], OpCost(0.0, 2 * _bytes(qkv_TND)))
 
 
 def _pass_over_states(name: str, products: int) -> Price:
     """The state is read and written once a sequence."""
 
-    def price(out_THV: torch.Tensor, x_TC: torch.Tensor, *args: Any) -> OpCall:
+    def price(out_THV: torch.Tensor, x_TC: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
         *_, state_RHDV, meta = args
         num_tokens, of_sequence = len(x_TC), state_RHDV[0]
         moved = _bytes(x_TC) + _bytes(out_THV) + 2 * len(meta.rows_S) * _bytes(of_sequence)

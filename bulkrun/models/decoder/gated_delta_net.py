@@ -44,7 +44,7 @@ class GatedDeltaNet(nn.Module):
         assert state.matrix_RHDV is not None, "the rule is about one"
         qkv_TC = ops.causal_conv(qkv_TC, self.conv, None, state.conv_RWC, meta, silu=True)
         out_THV = ops.gated_delta_rule(
-            qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.matrix_RHDV, meta, self.beta_scale
+            qkv_TC, self.ba_proj(x_TE), self.a_log, self.dt_bias, state.matrix_RHDV, meta, beta_scale=self.beta_scale
         )
         z_THV = z_TA.unflatten(1, (-1, self.value_head_dim))
         return self.o_proj(self.norm(out_THV, z_THV).flatten(1))

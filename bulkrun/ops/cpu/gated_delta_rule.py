@@ -47,6 +47,7 @@ def gated_delta_rule(
     dt_bias_H: torch.Tensor,
     state_RHDV: torch.Tensor,
     meta: AttentionMetadata,
+    *,
     beta_scale: float = 1.0,
 ) -> torch.Tensor:
     """As the reference; a sequence's bits depend on its own tokens alone, however they are spread over steps."""
@@ -54,7 +55,7 @@ def gated_delta_rule(
     num_heads, size, value_size = state_RHDV.shape[1:]
     is_plain = a_log_H.dtype == dt_bias_H.dtype == torch.float32 and ba_TG.dtype == qkv_TC.dtype
     if dtype is None or not fits_delta_rule(size, value_size) or not is_plain:
-        return reference(qkv_TC, ba_TG, a_log_H, dt_bias_H, state_RHDV, meta, beta_scale)
+        return reference(qkv_TC, ba_TG, a_log_H, dt_bias_H, state_RHDV, meta, beta_scale=beta_scale)
     assert meta.rows_S is not None, "layers with a state are given where it is"
     assert qkv_TC.stride(1) == ba_TG.stride(1) == 1 and state_RHDV.is_contiguous() and meta.rows_S.is_contiguous()
     out_THV = qkv_TC.new_empty(num_tokens, num_heads, value_size)

@@ -22,6 +22,7 @@ def gated_delta_rule(
     dt_bias_H: torch.Tensor,
     state_RHDV: torch.Tensor,
     meta: AttentionMetadata,
+    *,
     beta_scale: float = 1.0,
 ) -> torch.Tensor:
     """Outputs [T, H, V] in qkv's dtype; all sums are float32.

@@ -23,6 +23,7 @@ def gated_delta_rule(
     dt_bias_H: torch.Tensor,
     state_RHDV: torch.Tensor,
     meta: AttentionMetadata,
+    *,
     beta_scale: float = 1.0,
 ) -> torch.Tensor:
     """As the reference."""

@@ -17,7 +17,7 @@ from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from tests.models.loading.test_stored_int8 import needs_int8
-from tests.models.tiny_models import save_tiny_model
+from tests.models.tiny_models import known, save_tiny_model
 from tests.models.tiny_quantized import WHOLE
 
 
@@ -116,8 +116,11 @@ def _mlp_weights(config: DecoderConfig) -> int:
     return expert * config.moe.num_experts_per_tok + config.hidden_size * config.moe.num_experts
 
 
-def test_recording_changes_no_token_and_leaves_no_trace(tmp_path: Path) -> None:
-    engine = _engine(save_tiny_model(tmp_path, "llama"))
+@pytest.mark.parametrize(
+    "variant", known(["llama", "qwen3_5", "olmo_hybrid", "granite_h", "lfm2", "falcon_h1", "gemma4", "gemma4_moe"])
+)
+def test_recording_changes_no_token_and_leaves_no_trace(variant: str, tmp_path: Path) -> None:
+    engine = _engine(save_tiny_model(tmp_path, variant))
     before = _functions(engine)
     expected = run_workload(engine, WORK).output_tokens
     traced = trace_steps(engine, cycle(WORK), width=2, num_steps=3)

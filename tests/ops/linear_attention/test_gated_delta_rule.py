@@ -60,7 +60,7 @@ def test_the_rule_is_that_of_transformers(beta_scale: float) -> None:
         output_final_state=True, use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
     meta = make_meta([part])
-    out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, meta, beta_scale)
+    out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, meta, beta_scale=beta_scale)
     torch.testing.assert_close(out_THV, expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state[part.row], last[0], atol=1e-5, rtol=1e-5)
 
@@ -91,8 +91,8 @@ def test_states_may_be_turned_around(op: Callable[..., torch.Tensor]) -> None:
     device, part = device_of(op, torch.float32), Part(2, 3, 19)
     inputs = [one.to(device) for one in rule_inputs(SHAPES[0], [part], torch.float32)]
     meta, state = make_meta([part], device), inputs[-1].clone()
-    expected = gated_delta_rule.gated_delta_rule(*inputs[:-1], state, meta, 2.0)
-    torch.testing.assert_close(op(*inputs, meta, 2.0), expected, atol=1e-5, rtol=1e-5)
+    expected = gated_delta_rule.gated_delta_rule(*inputs[:-1], state, meta, beta_scale=2.0)
+    torch.testing.assert_close(op(*inputs, meta, beta_scale=2.0), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(inputs[-1], state, atol=2e-5, rtol=2e-5)
 
 
