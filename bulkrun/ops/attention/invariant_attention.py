@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from bulkrun.ops.attention.metadata import AttentionMetadata
+from bulkrun.ops.attention.paged_attention import are_in_keys
 from bulkrun.ops.attention.plans import AttentionTiles
 from bulkrun.ops.attention.tiles import TILE_KEYS, make_attention_tiles, rows_per_unit
 from bulkrun.ops.matmul.fp8 import raw_bytes
@@ -43,56 +44,62 @@ def invariant_attention(
             dtype=q_THD.dtype,
         )
     tiles, num_tokens = meta.plans.tiles[sliding_window], q_THD.shape[0]
-    out_THD = q_THD.new_zeros(num_tokens + 1, *q_THD.shape[1:])  # one row more: padded queries write there
+    # one row more: padded queries write there
+    out_THV = q_THD.new_zeros(num_tokens + 1, q_THD.shape[1], v_cache.shape[3])
     q_UKRD = _unit_queries(q_THD, tiles, num_kv_heads)
-    part_NKRD = q_THD.new_empty(tiles.unit_N.numel(), *q_UKRD.shape[1:])
-    lse_NKR = torch.empty(part_NKRD.shape[:3])
+    part_NKRV = q_THD.new_empty(tiles.unit_N.numel(), *q_UKRD.shape[1:3], v_cache.shape[3])
+    lse_NKR = torch.empty(part_NKRV.shape[:3])
 
     def attend(piece: slice) -> None:
-        k_nKLD, v_nKLD = (_gather(cache, tiles, piece, q_THD.dtype) for cache in (k_cache, v_cache))
-        part_NKRD[piece], lse_NKR[piece] = attend_tiles(
-            q_UKRD[tiles.unit_N[piece]], k_nKLD, v_nKLD, tiles.mask[piece], scale, soft_cap
+        k_nKLD = _gather(k_cache, tiles, piece, q_THD.dtype)
+        if are_in_keys(v_cache, k_cache):
+            v_nKLV = k_nKLD[..., -v_cache.shape[3] :]
+        else:
+            v_nKLV = _gather(v_cache, tiles, piece, q_THD.dtype)
+        part_NKRV[piece], lse_NKR[piece] = attend_tiles(
+            q_UKRD[tiles.unit_N[piece]], k_nKLD, v_nKLV, tiles.mask[piece], scale, soft_cap
         )
 
     item_bytes = 2 * TILE_KEYS * k_cache[0, 0].numel() * q_THD.element_size()
     size = max(_PIECE_BYTES // item_bytes, 1)
     workers.run(attend, [slice(start, start + size) for start in range(0, tiles.unit_N.numel(), size)])
-    out_UKRD, lse_UKR = _merge(part_NKRD, lse_NKR, tiles.units_per_step)
+    out_UKRV, lse_UKR = _merge(part_NKRV, lse_NKR, tiles.units_per_step)
     heads_per_kv_head = q_THD.shape[1] // num_kv_heads
-    rows_XHD = _token_rows(out_UKRD, tiles, heads_per_kv_head)
+    rows_XHV = _token_rows(out_UKRV, tiles, heads_per_kv_head)
     if sinks_H is not None:  # what a sink takes of a softmax without it
         lse_XH1 = _token_rows(lse_UKR[..., None], tiles, heads_per_kv_head)
-        rows_XHD = (rows_XHD.float() * (lse_XH1 - sinks_H[:, None]).sigmoid_()).to(rows_XHD.dtype)
-    out_THD.index_copy_(0, tiles.output_index, rows_XHD)
-    return out_THD[:num_tokens]
+        rows_XHV = (rows_XHV.float() * (lse_XH1 - sinks_H[:, None]).sigmoid_()).to(rows_XHV.dtype)
+    out_THV.index_copy_(0, tiles.output_index, rows_XHV)
+    return out_THV[:num_tokens]
 
 
 def attend_tiles(
     q_nKRD: torch.Tensor,
     k_nKLD: torch.Tensor,
-    v_nKLD: torch.Tensor,
+    v_nKLV: torch.Tensor,
     mask: torch.Tensor,
     scale: float,
     soft_cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of n items, each for itself: [n, K, R, D] in q's dtype and natural log-sum-exp float32 [n, K, R].
+    """Attention of n items, each for itself: [n, K, R, V] in q's dtype and natural log-sum-exp float32 [n, K, R].
 
-    torch's own kernel computes each (item, head) on one thread and has no soft-cap, so that one is spelled out.
+    torch's own kernel computes each (item, head) on one thread. It has no soft-cap and one head dim, so those are
+    spelled out.
     """
     flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    if soft_cap is None and flash is not None:
-        out, lse = flash(q_nKRD, k_nKLD, v_nKLD, attn_mask=mask, scale=scale)
+    if soft_cap is None and flash is not None and k_nKLD.shape[3] == v_nKLV.shape[3]:
+        out, lse = flash(q_nKRD, k_nKLD, v_nKLV, attn_mask=mask, scale=scale)
         return out, lse
     scores = (q_nKRD @ k_nKLD.transpose(-1, -2)).float().mul_(scale)
     if soft_cap is not None:
         scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
     scores = scores.add_(mask)
     lse_nKR = scores.logsumexp(-1)
-    return scores.softmax(-1).to(q_nKRD.dtype) @ v_nKLD, lse_nKR
+    return scores.softmax(-1).to(q_nKRD.dtype) @ v_nKLV, lse_nKR
 
 
 def is_invariant_attention(
-    num_heads: int, num_kv_heads: int, head_dim: int, soft_cap: float | None, dtype: torch.dtype
+    num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, soft_cap: float | None, dtype: torch.dtype
 ) -> bool:
     """Whether a row of an item gives the same bits at every place, beside any others and in any number of items.
 
@@ -105,7 +112,7 @@ def is_invariant_attention(
 
     num_items, num_rows = 7, rows_per_unit(num_heads // num_kv_heads)[1]
     q = noise(num_items, num_kv_heads, num_rows, head_dim)
-    k, v = (noise(num_items, TILE_KEYS, num_kv_heads, head_dim).transpose(1, 2) for _ in range(2))
+    k, v = (noise(num_items, TILE_KEYS, num_kv_heads, dim).transpose(1, 2) for dim in (head_dim, value_dim))
     mask = _mask_of_rows(num_items, num_rows, dtype)
     out, lse = attend_tiles(q, k, v, mask, head_dim**-0.5, soft_cap)
     turned = attend_tiles(q.roll(5, 2), k, v, mask.roll(5, 2), head_dim**-0.5, soft_cap)

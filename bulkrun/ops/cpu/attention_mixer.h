@@ -61,7 +61,7 @@ struct AttentionMixer : BlockProducts<T> {
     void mix(const AttentionLayer& layer, bool of_kept, char* memory) const {
         copy_kv(layer);
         const ItemLists& items = *find(layer);
-        const Rows<W> rows(memory, layer.head_dim);
+        const Rows<W> rows(memory, layer.head_dim, layer.head_dim);
         attend_items<T>(step_of(layer), of_kept && s.kept ? items.kept : items.all, rows, [&](const Item& item) {
             if (s.gates_attention) gate(layer, item);
         });
@@ -87,7 +87,7 @@ struct AttentionMixer : BlockProducts<T> {
         const long width = width_of(layer);
         return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
                 nullptr, nullptr, width, round_up(width, PAD), s.num_tokens, s.num_seqs, s.table_width, s.num_heads,
-                layer.num_kv_heads, layer.head_dim, s.block_size, layer.window, 0, s.scale, s.soft_cap, s.has_fp8_cache,
+                layer.num_kv_heads, layer.head_dim, s.block_size, layer.head_dim, layer.window, 0, s.scale, s.soft_cap, s.has_fp8_cache,
                 s.sees_later, s.num_threads};
     }
 

@@ -20,9 +20,9 @@ struct Rows {
         return 4 * (2 * MAX_ROWS + 2 * TILE) * (head_dim + 2 * LANES) + 4 * MAX_ROWS * (2 * TILE + 2 * LANES) + 4096;
     }
 
-    Rows(char* memory, long head_dim) {
+    Rows(char* memory, long head_dim, long value_dim) {
         words = round_up((head_dim + W::per_word - 1) / W::per_word, LANES);
-        width = round_up(head_dim, 2 * LANES);
+        width = round_up(value_dim, 2 * LANES);
         auto take = [&](long count) {
             char* here = memory;
             memory += round_up(4 * count, 64);

@@ -45,7 +45,7 @@ struct Encoder : BlockProducts<T> {
           width(s.num_heads * s.head_dim),
           step{s.q, s.k_cache, s.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q, nullptr,
                s.distance_bias, width, width, s.num_tokens, s.num_seqs, s.table_width, s.num_heads, s.num_heads,
-               s.head_dim, s.block_size, 0, s.max_distance, s.scale, 0.0f, 0, 1, s.num_threads},
+               s.head_dim, s.block_size, s.head_dim, 0, s.max_distance, s.scale, 0.0f, 0, 1, s.num_threads},
           items(items_of(step)),
           last_items(s.kept ? items_of(step, s.kept, s.num_kept) : items) {}
 
@@ -59,7 +59,7 @@ struct Encoder : BlockProducts<T> {
     long last_full() const { return s.num_layers - 1; }
 
     void mix(long i, char* memory) const {
-        attend_items<T>(step, i < last_full() ? items : last_items, Rows<W>(memory, s.head_dim));
+        attend_items<T>(step, i < last_full() ? items : last_items, Rows<W>(memory, s.head_dim, s.head_dim));
     }
 
     void move_kept(long) const {

@@ -11,7 +11,7 @@
 
 struct Projection {
     const void *qkv, *weight, *cos, *sin;  // weight, cos, sin: null where heads are not normalized, not turned
-    void *queries, *k_cache, *v_cache;     // caches: null where there are no keys
+    void *queries, *k_cache, *v_cache;     // caches: null where there are no keys, or no values beside them
     const int64_t* slots;
     int64_t qkv_stride, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
     float eps;
@@ -84,6 +84,7 @@ inline void store_token(const Projection& p, long token, long place) {
     };
     for (long n = 0; n < p.num_heads; n++) turn_head(n, (T*)p.queries + (place * p.num_heads + n) * dim);
     for (long n = p.num_heads; n < num_turning; n++) turn_head(n, (C*)p.k_cache + row + (n - p.num_heads) * dim);
+    if (!p.v_cache) return;
     if (!p.norms_values) return copy(values, (C*)p.v_cache + row, p.num_kv_heads * dim);
     for (long n = 0; n < p.num_kv_heads; n++) {
         float normed[MAX_DIM];

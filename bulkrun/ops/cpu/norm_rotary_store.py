@@ -50,18 +50,21 @@ def norm_rotary_store(
     names = suffix(qkv_TND.dtype, qkv_TND.dtype if qk_norm_weight is None else qk_norm_weight.dtype)
     cache_dtype = qkv_TND.dtype if k_cache is None else k_cache.dtype
     is_known = is_cache_dtype(cache_dtype, qkv_TND.dtype) and (cos is None or cos.dtype == qkv_TND.dtype)
-    if names is None or not is_known or head_dim > c_number("max_head_dim") or qkv_TND.stride()[1:] != (head_dim, 1):
+    is_long = qk_norm_weight is not None and head_dim > c_number("max_head_dim")
+    if names is None or not is_known or is_long or qkv_TND.stride()[1:] != (head_dim, 1):
         return reference(
             qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T, keys_are_values=keys_are_values
         )
     num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
     num_heads += num_kv_heads if keys_are_values else 0
     num_normed = 0 if qk_norm_weight is None else len(qk_norm_weight)
-    q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
+    num_v_heads = 0 if v_cache is None else num_kv_heads
+    num_q_heads = num_heads - num_kv_heads - num_v_heads
+    q_THD = qkv_TND.new_empty(num_tokens, num_q_heads, head_dim)
     projection = _Projection(
         qkv_TND.data_ptr(), _pointer(qk_norm_weight), _pointer(cos), _pointer(sin), q_THD.data_ptr(),
         _pointer(k_cache), _pointer(v_cache), slot_mapping_T.data_ptr(), qkv_TND.stride(0), num_tokens,
-        num_heads - 2 * num_kv_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
+        num_q_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
         eps, num_normed == num_heads, keys_are_values, cache_dtype == FP8, torch.get_num_threads(),
     )  # fmt: skip
     _function(names)(ctypes.byref(projection))

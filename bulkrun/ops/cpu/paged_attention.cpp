@@ -21,12 +21,12 @@ template <class T>
 static void attend(const Step& step) {
     using W = typename WordOf<T>::type;
     const std::vector<Item> items = items_of(step);
-    const long owned = step.cu_seqlens_q[step.num_seqs], row = step.num_heads * step.head_dim;
+    const long owned = step.cu_seqlens_q[step.num_seqs], row = step.num_heads * step.value_dim;
     memset((T*)step.out + owned * row, 0, (step.num_tokens - owned) * row * sizeof(T));
 #pragma omp parallel num_threads(step.num_threads) if (items.size() > 1)
     {
         char* memory = (char*)aligned_alloc(64, round_up(Rows<W>::bytes(step.head_dim), 64));
-        Rows<W> rows(memory, step.head_dim);
+        Rows<W> rows(memory, step.head_dim, step.value_dim);
         const TileSetup tiles;
         attend_items<T>(step, items, rows);
         free(memory);

@@ -27,6 +27,7 @@ struct Step {
     const float* distance_bias;  // of each head, added to a score by how far key and query are apart; null: none
     int64_t q_stride, out_stride, num_tokens, num_seqs, table_width;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t value_dim;  // of a value head; below head_dim values are the last dimensions of their keys
     int64_t window;  // a query sees those less than so many positions away; 0: none
     int64_t max_distance;    // of the biases, of which a head has 2 max_distance + LANES: for distance 0 in the middle
     float scale, soft_cap;  // soft_cap 0: none, as with biases
@@ -173,16 +174,16 @@ struct Attention {
     // Values as rows of words, by the weights of their keys.
     void add_values(const Rows<W>& rows, const Part<C>& part, long head) const {
         if (multiplies_few())
-            return FewRows<W, C>::add_values(count, rows.weights + part.first / W::per_word, part, head, step.head_dim,
+            return FewRows<W, C>::add_values(count, rows.weights + part.first / W::per_word, part, head, step.value_dim,
                                              rows.out, rows.width);
         for (long key = 0; key < part.count; key += W::per_word) {
             const C* vectors[W::per_word];
             for (long i = 0; i < W::per_word; i++) {
                 vectors[i] = part.at[key + i] ? part.at[key + i] + head : nullptr;
-                for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(C))
+                for (long dim = 0; dim < step.value_dim; dim += 64 / sizeof(C))
                     __builtin_prefetch(part.next[key + i] + head + dim, 0, 2);
             }
-            interleave<W>(vectors, step.head_dim, rows.values + key / W::per_word * rows.width);
+            interleave<W>(vectors, step.value_dim, rows.values + key / W::per_word * rows.width);
         }
         multiply<W>(rows.weights + part.first / W::per_word, TILE / W::per_word, rows.values, rows.width, rows.out,
                     rows.width, count, part.count / W::per_word, rows.width, true);
@@ -278,10 +279,10 @@ struct Attention {
             const long head = kv_head * group + row % group;
             float total = sum(rows.total[row]);
             if (step.sinks) total += sink_weight(step.sinks[head], rows.top[row]);
-            T* out = (T*)step.out + (first_token + row / group) * step.out_stride + head * step.head_dim;
-            for (long dim = 0; dim < step.head_dim; dim += LANES) {
+            T* out = (T*)step.out + (first_token + row / group) * step.out_stride + head * step.value_dim;
+            for (long dim = 0; dim < step.value_dim; dim += LANES) {
                 f32x16 mean = load(rows.out + row * rows.width + dim) * (total == 0 ? 0.0f : 1 / total);
-                store(out + dim, mean, step.head_dim - dim);
+                store(out + dim, mean, step.value_dim - dim);
             }
         }
     }

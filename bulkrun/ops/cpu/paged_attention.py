@@ -21,7 +21,7 @@ _POINTERS = (
 )  # fmt: skip
 _INTEGERS = (
     "q_stride", "out_stride", "num_tokens", "num_seqs", "table_width",
-    "num_heads", "num_kv_heads", "head_dim", "block_size", "window", "max_distance",
+    "num_heads", "num_kv_heads", "head_dim", "block_size", "value_dim", "window", "max_distance",
 )  # fmt: skip
 
 
@@ -59,20 +59,21 @@ def paged_attention(
     if q_THD.stride()[1:] != (head_dim, 1):
         q_THD = q_THD.contiguous()
     tables, context_lens, cu_seqlens_q = meta.block_tables_SM, meta.context_lens_S, meta.cu_seqlens_q
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and tables.stride(1) == 1
+    assert k_cache.is_contiguous() and v_cache.stride() == k_cache.stride() and tables.stride(1) == 1
     assert v_cache.dtype == k_cache.dtype
     assert tables.dtype == context_lens.dtype == cu_seqlens_q.dtype == torch.int32
     assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
-    out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
+    value_dim = v_cache.shape[3]
+    out_THV = q_THD.new_empty(num_tokens, num_heads, value_dim)
     step = _Step(
-        q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out_THD.data_ptr(), tables.data_ptr(),
+        q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out_THV.data_ptr(), tables.data_ptr(),
         context_lens.data_ptr(), cu_seqlens_q.data_ptr(), None if sinks_H is None else sinks_H.data_ptr(), None,
-        q_THD.stride(0), out_THD.stride(0), num_tokens,
+        q_THD.stride(0), out_THV.stride(0), num_tokens,
         context_lens.numel(), tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1],
-        sliding_window or 0, 0, scale, soft_cap or 0.0, k_cache.dtype == FP8, False, torch.get_num_threads(),
+        value_dim, sliding_window or 0, 0, scale, soft_cap or 0.0, k_cache.dtype == FP8, False, torch.get_num_threads(),
     )  # fmt: skip
     _function(dtype)(ctypes.byref(step))
-    return out_THD
+    return out_THV
 
 
 def can_attend(q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:

@@ -74,6 +74,22 @@ def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
 
 
 @pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize(("heads", "value_dim"), [((6, 1, 24), 16), ((20, 1, 80), 64)], ids=str)
+def test_values_within_keys_are_right_and_leave_each_query_its_bits(
+    attend: Attend, heads: tuple[int, int, int], value_dim: int, soft_cap: float | None
+) -> None:
+    lens = ([1, 1, 1, 70, 3, 200], [300, 1, 128, 70, 257, 200])
+    case = make_case(*lens, heads, value_dim=value_dim, device="cpu")
+    exact = exact_attention(case, 0.3, None, soft_cap)
+    torch.testing.assert_close(_attend(attend, case, None, soft_cap, 2).double(), exact, atol=2e-5, rtol=2e-5)
+    whole = make_case([300], [300], heads, value_dim=value_dim, device="cpu", dtype=torch.bfloat16)
+    expected = _attend(attend, whole, None, soft_cap)
+    for first, end in ((0, 130), (129, 130), (130, 300), (299, 300)):
+        assert torch.equal(_attend(attend, _chunk(whole, first, end), None, soft_cap, 2), expected[first:end])
+
+
+@pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sequence_has_the_same_bits_in_a_crowd(attend: Attend, dtype: torch.dtype) -> None:
     heads = (8, 2, 64)
@@ -130,7 +146,8 @@ def test_reads_an_fp8_cache_and_leaves_padded_rows_zero(attend: Attend) -> None:
 def test_this_processors_attention_does_not_depend_on_the_place(dtype: torch.dtype, soft_cap: float | None) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert is_invariant_attention(16, 8, 64, soft_cap, dtype)
+    assert is_invariant_attention(16, 8, 64, 64, soft_cap, dtype)
+    assert is_invariant_attention(16, 1, 80, 64, soft_cap, dtype)
     torch.set_num_threads(before)
 
 

@@ -68,7 +68,7 @@ def naive_attention(
             weights_KGN = torch.cat((scores_KGN, sinks_KG1), -1).softmax(-1)[..., :-1]
             out.append(torch.einsum("kgn,nkd->kgd", weights_KGN, v_slots[seen]))
             token += 1
-    return torch.stack(out).view(q_THD.shape)
+    return torch.stack(out).view(*q_THD.shape[:2], -1)
 
 
 def check_against_oracle(
@@ -76,6 +76,7 @@ def check_against_oracle(
     context_lens: list[int],
     *,
     heads: tuple[int, int, int] = (6, 2, 16),
+    value_dim: int | None = None,
     block_size: int = 4,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -84,6 +85,7 @@ def check_against_oracle(
     tolerance: float = 2e-6,
     seed: int = 0,
 ) -> None:
+    """value_dim: values are so many of the last dimensions of their keys."""
     num_heads, num_kv_heads, head_dim = heads
     generator = torch.Generator().manual_seed(seed)
     meta, slots = make_step(query_lens, context_lens, block_size, seed)
@@ -92,6 +94,8 @@ def check_against_oracle(
     for own in slots:  # every slot that no sequence owns stays NaN: reading one would show
         for cache in (k_cache, v_cache):
             cache.flatten(0, 1)[own] = torch.randn(len(own), num_kv_heads, head_dim, generator=generator).to(dtype)
+    if value_dim is not None:
+        v_cache = k_cache[..., -value_dim:]
     q_THD = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator).to(dtype)
     scale = head_dim**-0.5
     sinks_H = torch.linspace(-3, 6, num_heads) if has_sinks else None
@@ -125,6 +129,37 @@ def test_sinks_equal_the_oracle(
     lens = ([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33])
     check_against_oracle(
         *lens, heads=heads, window=window, soft_cap=soft_cap, has_sinks=True, dtype=dtype, tolerance=tolerance
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "has_sinks"), [(None, None, False), (5, None, True), (None, 0.7, False)]
+)
+@pytest.mark.parametrize(
+    ("heads", "value_dim"),
+    [((6, 1, 24), 16), ((4, 2, 20), 18), ((5, 1, 80), 64), ((16, 1, 192), 128), ((20, 1, 576), 512)],
+    ids=str,
+)
+def test_values_within_keys(
+    heads: tuple[int, int, int],
+    value_dim: int,
+    window: int | None,
+    soft_cap: float | None,
+    has_sinks: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Latent attention: a token's key is all that is kept of it."""
+    check_against_oracle(
+        [1, 1, 1, 9, 3, 17],
+        [1, 30, 7, 9, 20, 80],
+        heads=heads,
+        value_dim=value_dim,
+        window=window,
+        soft_cap=soft_cap,
+        has_sinks=has_sinks,
+        dtype=dtype,
+        tolerance=2e-6 if dtype == torch.float32 else 3e-2,
     )
 
 

@@ -9,6 +9,7 @@ from bulkrun import ops
 from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.norm_rotary_store import norm_rotary_store
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.rms_norm import rms_norm
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
@@ -76,3 +77,23 @@ def test_queries_alone(dtype: torch.dtype) -> None:
     ours = norm_rotary_store(q_THD, weight, 1e-6, cos, sin, None, None, slots)
     assert ours.shape == (TOKENS, HEADS, 64)
     torch.testing.assert_close(ours, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=str)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(24, 8), (576, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_alone(dtype: torch.dtype, head_dim: int, rotary_dim: int, cache_dtype: torch.dtype | None) -> None:
+    """Of latent attention, whose values are within them."""
+    generator = torch.Generator().manual_seed(0)
+    qk_TND = torch.randn(TOKENS, HEADS + 1, head_dim, generator=generator).to(dtype)
+    cos, sin = ops.rotary_cos_sin(torch.arange(TOKENS), torch.rand(rotary_dim // 2, generator=generator), 1.0, dtype)
+    slots, results = torch.tensor([9, -1, 4, 13, 5]), []
+    for op in (reference, norm_rotary_store):
+        k_cache = torch.zeros(4, 4, 1, head_dim, dtype=dtype).to(cache_dtype or dtype)
+        q_THD = op(qk_TND.clone(), None, 0.0, cos, sin, k_cache, None, slots)
+        results.append((q_THD, k_cache[1:].to(dtype)))
+    tolerance = 0.125 if cache_dtype == FP8 else TOLERANCE[dtype]  # fp8: one of its steps
+    for (expected, ours), error in zip(zip(*results, strict=True), (TOLERANCE[dtype], tolerance), strict=True):
+        assert ours.shape == expected.shape
+        torch.testing.assert_close(ours, expected, atol=error, rtol=error)
+    assert results[1][1].flatten(0, 1)[[5, 0, 9, 1]].ne(0).any(-1).all()  # slots 9, 4, 13 and 5

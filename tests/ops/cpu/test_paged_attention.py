@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.attention.paged_attention import paged_attention as reference
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.paged_attention import paged_attention
 from bulkrun.ops.matmul.fp8 import FP8, raw_bytes
@@ -86,6 +87,28 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(
     )
     decoded = paged_attention(q_THD[-1:], *caches, last, scale=0.125, sliding_window=window)
     assert torch.equal(decoded, together[-1:])
+
+
+@pytest.mark.parametrize("is_fp8", [False, True], ids=["own", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "value_dim"), [((16, 1, 80), 64), ((20, 1, 576), 512)], ids=str)
+def test_rows_whose_values_are_within_keys_have_the_same_bits_alone(
+    heads: tuple[int, int, int], value_dim: int, dtype: torch.dtype, is_fp8: bool
+) -> None:
+    meta, _ = make_step([1, 1, 70, 130], [90, 300, 70, 200], BLOCK_SIZE, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    k_cache = torch.randn(int(meta.block_tables_SM.max()) + 1, BLOCK_SIZE, 1, heads[2], generator=generator)
+    k_cache = k_cache.to(FP8 if is_fp8 else dtype)
+    v_cache = k_cache[..., -value_dim:]
+    q_THD = torch.randn(202, heads[0], heads[2], generator=generator).to(dtype)
+    together = paged_attention(q_THD, k_cache, v_cache, meta, scale=0.05, sliding_window=None)
+    expected = reference(q_THD, k_cache, v_cache, meta, scale=0.05, sliding_window=None)
+    error = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(together, expected, atol=error, rtol=error)
+    for seq in range(4):
+        alone, tokens = part(meta, seq)
+        ours = paged_attention(q_THD[tokens], k_cache, v_cache, alone, scale=0.05, sliding_window=None)
+        assert torch.equal(ours, together[tokens])
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8], ids=str)

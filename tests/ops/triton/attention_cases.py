@@ -28,6 +28,7 @@ def make_case(
     context_lens: list[int],
     heads: tuple[int, int, int],
     *,
+    value_dim: int | None = None,
     device: str,
     num_decode_seqs: int | None = None,
     block_size: int = 4,
@@ -36,7 +37,8 @@ def make_case(
     shared_blocks: int = 0,
     seed: int = 0,
 ) -> Case:
-    """heads: (H, K, D). The first `shared_blocks` blocks are the same for all sequences; blocks are in random order."""
+    """heads: (H, K, D). value_dim: values are so many of the last dimensions of their keys, in place. The first
+    `shared_blocks` blocks are the same for all sequences; blocks are in random order."""
     num_heads, num_kv_heads, head_dim = heads
     generator = torch.Generator().manual_seed(seed)
     own_blocks = [max(-(-length // block_size) - shared_blocks, 0) for length in context_lens]
@@ -69,6 +71,8 @@ def make_case(
         max_context_len=max(context_lens),
     )
     q_THD, k_cache, v_cache = (tensor.to(device, dtype) for tensor in (q_THD, k_cache, v_cache))
+    if value_dim is not None:
+        v_cache = k_cache[..., -value_dim:]
     return Case(q_THD, k_cache, v_cache, meta, slots, query_lens)
 
 
@@ -80,7 +84,7 @@ def sinks_of(case: Case) -> torch.Tensor:
 def exact_attention(
     case: Case, scale: float, window: int | None, soft_cap: float | None, sinks_H: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[T, H, D] float64 on the CPU; torch's own attention where it can (it knows no soft-cap and no sinks)."""
+    """[T, H, V] float64 on the CPU; torch's own attention where it can (it knows no soft-cap and no sinks)."""
     group = case.q_THD.shape[1] // case.k_cache.shape[2]
     out = []
     for q_QHD, slots in zip(case.q_THD.double().cpu().split(case.query_lens), case.slots, strict=True):
