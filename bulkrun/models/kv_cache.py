@@ -1,5 +1,7 @@
 """The paged KV cache as tensors: two per layer that attends, [N, B, K, D], and the states of those that do not.
 
+Where values are within their keys (latent attention) the second one is a view of the first.
+
 Which block and which row belong to whom is the engine's business.
 """
 
@@ -30,7 +32,7 @@ class KVCache:
     """
 
     k: list[torch.Tensor]  # per layer: [N, B, K, D]; K and D may be other ones in another layer
-    v: list[torch.Tensor]
+    v: list[torch.Tensor]  # the same; or the last dimensions of keys
     num_touched_blocks: int = 0
     states: list[RecurrentState] = field(default_factory=list)  # of every layer that keeps one, in their order
 
@@ -60,11 +62,14 @@ class KVCache:
                 made.append(_zeros(shape, dtype, torch.device(device)) if is_own else made[kv.source])
             return made
 
-        return cls(k=per_layer(), v=per_layer())
+        k = per_layer()
+        if config.latent_dim is not None:
+            return cls(k=k, v=[keys[..., -config.latent_dim :] for keys in k])
+        return cls(k=k, v=per_layer())
 
     def clear_blocks(self, block_ids: torch.Tensor) -> None:
         """Zero these blocks (int64) in every layer. By bytes, which are zero in every dtype: fp8 cannot be filled."""
-        for cache in (*self.k, *self.v):
+        for cache in self.tensors:
             cache.view(torch.uint8).index_fill_(0, block_ids, 0)
 
     def touch(self, num_blocks: int) -> None:
@@ -76,11 +81,16 @@ class KVCache:
             return
         end = min(num_blocks + -num_blocks % _TOUCHED_TOGETHER, self.num_blocks)
         by_size: dict[int, dict[int, torch.Tensor]] = {}
-        for cache in (*self.k, *self.v):
+        for cache in self.tensors:
             by_size.setdefault(cache.nbytes, {})[cache.data_ptr()] = cache  # once where layers share it
         for same in by_size.values():
             touch_pages([*same.values()], self.num_touched_blocks, end)
         self.num_touched_blocks = end
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Whole ones, each layer's."""
+        return self.k if self.k[0].shape != self.v[0].shape else [*self.k, *self.v]
 
     @property
     def block_size(self) -> int:

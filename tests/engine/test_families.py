@@ -43,6 +43,10 @@ NAMES = [
     "cohere2",
     "gemma4",
     "gemma4_moe",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "mistral4",
+    "minicpm3",
     "mimo_v2_flash",
 ]
 VARIANTS = known(NAMES)

@@ -114,7 +114,7 @@ def test_experts_without_gates_have_those_tokens_though_they_fill_no_panels(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "variant", ["llama_biases", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_next", "mixtral", "gpt_oss"]
+    "variant", ["llama_biases", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_next", "mixtral", "gpt_oss", "minicpm3"]
 )
 def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_they_are_slow(
     make_engine: EngineFactory, variant: str, deterministic: bool, caplog: pytest.LogCaptureFixture
@@ -123,7 +123,7 @@ def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_th
     sizes = {"max_num_batched_tokens": 29, "max_num_seqs": 4}
     with caplog.at_level(logging.WARNING):
         engine = make_engine(variant, quantization="int8", deterministic=deterministic, **sizes)
-    num_products = {"qwen3_5": 16, "qwen3_next": 22}.get(variant, 12)
+    num_products = {"qwen3_5": 16, "qwen3_next": 22, "minicpm3": 15}.get(variant, 12)
     assert f"int8: {num_products} of the products run in plain torch, slowly" in caplog.text
     assert f"multiples of {ROW_MULTIPLE}" in caplog.text
     for request, output in zip(requests(), tokens(engine), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import nn
 from tests.models.tiny_models import make_tiny_model
 from tests.ops.fp8_oracle import fake_quantized, rounded
 
-KEPT = (  # too small to be worth it
+KEPT = (  # too small to be worth it, nearly all
     "in_proj_a", "in_proj_b", "a_proj", "b_proj", "in_proj_ba", "shared_expert_gate", "router.proj",
     "per_layer_input_gate", "per_layer_projection",
+    "kv_b_proj",  # multiplied head by head
 )  # fmt: skip
 _NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a number may round to the next integer
 
@@ -71,7 +73,15 @@ def round_keys_and_values(monkeypatch: pytest.MonkeyPatch, model: transformers.P
     def attention(layer: nn.Module, query: Any, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any) -> Any:
         return own(layer, query, rounded(key).to(key.dtype), rounded(value).to(value.dtype), *args, **kw)
 
-    monkeypatch.setattr(module, "eager_attention_forward", attention)
+    if model.config.to_dict().get("kv_lora_rank") is None:
+        monkeypatch.setattr(module, "eager_attention_forward", attention)
+        return
+    for layer in model.model.layers:  # what is kept are latents
+        layer.self_attn.expand_kv = partial(_of_rounded, layer.self_attn.expand_kv)
+
+
+def _of_rounded(expand_kv: Callable[..., Any], *kept: torch.Tensor) -> Any:
+    return expand_kv(*[rounded(one).to(one.dtype) for one in kept])
 
 
 @torch.no_grad()

@@ -13,16 +13,16 @@ MULTIPLIERS = {
 }
 
 # keys of more dimensions than values, made of latents
-_LATENT = {
+LATENT = {
     "num_key_value_heads": 6,
     "kv_lora_rank": 16,
     "q_lora_rank": 24,
-    "qk_nope_head_dim": 12,
+    "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
+    "v_head_dim": 12,
 }
 # experts of which a token may have those of some groups alone
-_GROUPED = {
+GROUPED = {
     "moe_intermediate_size": 24,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -67,13 +67,9 @@ GEMMA4 = {
 GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusForCausalLM", {}),
     "biogpt": ("BioGptForCausalLM", NO_GQA),
-    "deepseek_v2": ("DeepseekV2ForCausalLM", _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"}),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", _LATENT | _GROUPED),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", NO_GQA),
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", NO_GQA | {"multi_query": False}),
-    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
-    "minicpm3": ("MiniCPM3ForCausalLM", _LATENT),
     "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
     "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
     "olmo": ("OlmoForCausalLM", {}),
@@ -89,21 +85,20 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
-    "youtu": ("YoutuForCausalLM", _LATENT),
     # of 2025 and 2026
     "afmoe": (
         "AfmoeForCausalLM",
         _MIXED | _SPARSE | {"num_dense_layers": 1, "num_shared_experts": 1, "mup_enabled": True},
     ),
     "apertus1p5": ("Apertus1p5TextForCausalLM", {"head_dim": 16}),
-    "axk1": ("AXK1ForCausalLM", _LATENT | _GROUPED | _DENSE_FIRST),
+    "axk1": ("AXK1ForCausalLM", LATENT | GROUPED | _DENSE_FIRST),
     "beam": ("BeamForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
     "cohere2_moe": (
         "Cohere2MoeForCausalLM",
         _MIXED | _SPARSE | {"pad_token_id": 0, "num_shared_experts": 1, "logit_scale": 1.0},
     ),
     "cwm": ("CwmForCausalLM", _MIXED),
-    "dots1": ("Dots1ForCausalLM", _GROUPED | _MIXED | {"n_shared_experts": 1}),
+    "dots1": ("Dots1ForCausalLM", GROUPED | _MIXED | {"n_shared_experts": 1}),
     "exaone_moe": ("ExaoneMoeForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
     "flex_olmo": ("FlexOlmoForCausalLM", {"pad_token_id": 0, "num_experts": 5, "num_experts_per_tok": 2}),
     "flint": ("FlintForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
@@ -144,7 +139,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "longcat_flash": (
         "LongcatFlashForCausalLM",
-        _LATENT
+        LATENT
         | {
             "num_layers": 2,
             "head_dim": 8,
@@ -159,7 +154,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo_v2_flash": (
         "MiMoV2FlashForCausalLM",
         _MIXED
-        | _GROUPED
+        | GROUPED
         | _DENSE_FIRST
         | {
             "num_attention_heads": 8,
@@ -171,13 +166,12 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "minimax_m2": ("MiniMaxM2ForCausalLM", {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2}),
-    "mistral4": ("Mistral4ForCausalLM", _LATENT | _GROUPED | GROWING | {"qk_nope_head_dim": 8}),
     "modernbert_decoder": (
         "ModernBertDecoderForCausalLM",
         NO_GQA | {"pad_token_id": 0, "local_attention": 18, "global_attn_every_n_layers": 2},
     ),
     "nanochat": ("NanoChatForCausalLM", {}),
-    "solar_open": ("SolarOpenForCausalLM", _GROUPED | {"head_dim": 16}),
+    "solar_open": ("SolarOpenForCausalLM", GROUPED | {"head_dim": 16}),
     "vaultgemma": ("VaultGemmaForCausalLM", _MIXED | {"query_pre_attn_scalar": 24, "tie_word_embeddings": True}),
     # and of before
     "jetmoe": ("JetMoeForCausalLM", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -17,7 +17,16 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.models.tiny_general import GEMMA4, GENERAL_VARIANTS, GROWING, MULTIPLIERS, NO_GQA, SHARED_KV
+from tests.models.tiny_general import (
+    GEMMA4,
+    GENERAL_VARIANTS,
+    GROUPED,
+    GROWING,
+    LATENT,
+    MULTIPLIERS,
+    NO_GQA,
+    SHARED_KV,
+)
 
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
@@ -347,6 +356,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4UnifiedForCausalLM",
         SHARED_KV | {"global_head_dim": 32, "num_kv_shared_layers": 0, "num_global_key_value_heads": 1},
     ),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", LATENT | GROUPED | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v2_lite": (
+        "DeepseekV2ForCausalLM",
+        LATENT | GROUPED | {"q_lora_rank": None, "rope_scaling": _ROPE_YARN | {"mscale": 0.7, "mscale_all_dim": 0.5}},
+    ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT | GROUPED),
+    "moonlight": (
+        "DeepseekV3ForCausalLM",
+        LATENT | GROUPED | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "n_shared_experts": 2},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", LATENT | GROUPED | {"v_head_dim": 20}),
+    "mistral4": ("Mistral4ForCausalLM", LATENT | GROUPED | GROWING | {"qk_nope_head_dim": 8}),
+    "minicpm3": ("MiniCPM3ForCausalLM", LATENT),
+    "youtu": ("YoutuForCausalLM", LATENT | {"kv_lora_rank": 32, "tie_word_embeddings": True}),
     "phi3": ("Phi3ForCausalLM", {"pad_token_id": 0}),
     "phi3_sliding": ("Phi3ForCausalLM", {"pad_token_id": 0, "sliding_window": 14}),
     "phi3_partial_rotary": ("Phi3ForCausalLM", {"pad_token_id": 0, "partial_rotary_factor": 0.75}),

@@ -67,7 +67,7 @@ TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {"model_type": "ministral3", **VARIANTS["ministral3"][1]},
         _PIXTRAL,
     ),
-    "mistral4": ("Mistral3ForConditionalGeneration", _general("mistral4", "mistral4"), _PIXTRAL),
+    "mistral4": ("Mistral3ForConditionalGeneration", _fast("mistral4", "mistral4"), _PIXTRAL),
     "qwen2_vl": (
         "Qwen2VLForConditionalGeneration",
         _AXES,

@@ -112,8 +112,12 @@ def _weights_per_layer(config: ModelConfig) -> int:
         inner_size = fmean(config.mlp_size(layer) for layer in range(config.num_layers))
         if config.moe is not None:
             inner_size = config.moe.num_experts_per_tok * config.moe.intermediate_size
-    width = fmean(2 * (config.num_heads + kv.num_heads) * kv.head_dim for kv in config.layers_kv)
-    return int(config.hidden_size * (width + 3 * inner_size))
+    if isinstance(config, DecoderConfig) and config.latent is not None:
+        of_attention: float = config.latent.num_weights(config.hidden_size, config.num_heads)
+    else:
+        width = fmean(2 * (config.num_heads + kv.num_heads) * kv.head_dim for kv in config.layers_kv)
+        of_attention = config.hidden_size * width
+    return int(of_attention + 3 * config.hidden_size * inner_size)
 
 
 def _decode_sizes(limit: int) -> list[int]:

@@ -6,7 +6,8 @@ large steps and are not counted; prefixes that requests share are counted for ea
 them once can pass 100%). All as published: the last output token, which nobody feeds back, and the last layer of
 tokens that nobody samples from are counted too, so that an engine which leaves them out can pass 100% by a few percent
 where outputs are short or layers few. So are layers without keys of their own, through which most tokens of prompts do
-not go.
+not go. A head's score and value of a latent are counted as those of the key and the value that it stands for, which
+are fewer numbers.
 
 SERIAL = gemm_s + kv_s: kernels one after another. MAX = max(gemm_s, kv_s): perfect overlap. NanoFlow-optimal: GEMM rate
 / (2 * all parameters) tokens a second, which knows no attention and no KV.
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.workload import Work
+from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 
 FLOPS_PER_WEIGHT = 2
@@ -48,7 +50,7 @@ def known_shape(config: ModelConfig) -> DecoderConfig:
 class AttentionCost(NamedTuple):
     """Of one layer."""
 
-    width: int  # query heads times their dimension
+    width: int  # query heads times their dimension, where values have others on average
     kv_bytes: int  # per token
     window: int | None
 
@@ -76,7 +78,7 @@ class ModelCost:
             num_lm_head_weights=lm_head,
             num_parameters=body + lm_head * (1 if config.tie_word_embeddings else 2),
             attention=tuple(
-                AttentionCost(config.num_heads * kv.head_dim, 2 * kv.size * kv_itemsize, window)
+                AttentionCost(_attention_width(config, kv), kv.cached_size * kv_itemsize, window)
                 for kv, window in zip(config.layers_kv, compress(config.sliding_windows, config.attends), strict=True)
             ),
             state_bytes=0 if config.recurrence is None else 2 * config.recurrence.bytes_per_sequence(kv_itemsize),
@@ -139,8 +141,16 @@ def _layer_weights(config: DecoderConfig, layer: int) -> int:
     return _mlp_weights(config, layer) if config.mlp_alone[layer] else _attention_weights(config, layer)
 
 
+def _attention_width(config: DecoderConfig, kv: LayerKV) -> int:
+    if config.latent is None:
+        return config.num_heads * kv.head_dim
+    return config.num_heads * (config.latent.query_dim + config.latent.v_head_dim) // 2
+
+
 def _attention_weights(config: DecoderConfig, layer: int) -> int:
     hidden, kind = config.hidden_size, config.recurrence
+    if config.latent is not None:
+        return config.latent.num_weights(hidden, config.num_heads)
     num_weights = 0
     if kind is not None and kind.layers[layer]:
         num_weights = sum(rows * columns for rows, columns in kind.projection_shapes(hidden))

@@ -21,7 +21,9 @@ from bulkrun.launch.bench.device_trace import OP_PREFIX, STEP_PREFIX
 from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepSequences, attention_cost, experts_cost, product_cost
 from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.invariant import InvariantModel
+from bulkrun.models.decoder.invariant import InvariantLatentHeads, InvariantModel
+from bulkrun.models.decoder.latent_attention import LatentAttention, LatentHeads
+from bulkrun.ops.attention.paged_attention import are_in_keys
 from bulkrun.ops.dispatch import uses_triton
 from bulkrun.ops.matmul.weight_kinds import numbers_per_item, values_of
 
@@ -33,8 +35,8 @@ _PASSES = {  # over tensors as large as the result
 }  # fmt: skip
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
 _PRODUCTS = (  # modules, by their attribute
-    "qkv_proj", "qkvz_proj", "in_proj", "ba_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj", "router",
-    "lm_head", "gate_proj", "out_proj", "projection",
+    "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj",
+    "router", "lm_head", "gate_proj", "out_proj", "projection",
 )  # fmt: skip
 
 
@@ -108,8 +110,11 @@ class OpRecorder:
         prices |= {name: _pass_over_states(name, products) for name, products in _PRODUCTS_OF_STATES.items()}
         prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts}
         for path, module in _decoder(self._engine).named_modules():
-            if isinstance(module, Attention):
+            if isinstance(module, Attention | LatentAttention):
                 yield module, "paged_attention", self._attention
+            if isinstance(module, LatentHeads | InvariantLatentHeads):
+                yield module, "queries_of_latents", _products_of_heads
+                yield module, "values", _products_of_heads
             if (name := path.rpartition(".")[2]) in _PRODUCTS:
                 yield module, "forward", _product(name, module)
             for attribute, name in _ops_kept_by(module, prices):
@@ -119,13 +124,20 @@ class OpRecorder:
         yield model_runner, "sample_tokens", _sampling
 
     def _attention(
-        self, _: Any, q_THD: torch.Tensor, k_cache: torch.Tensor, *args: Any, sliding_window: int | None, **kwargs: Any
+        self,
+        found_THV: torch.Tensor,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *args: Any,
+        sliding_window: int | None,
+        **kwargs: Any,
     ) -> OpCall:
         def call(shape: StepSequences, work_of_prefill_kernels: OpCall | None = None) -> OpCall:
             cost = attention_cost(
                 shape,
-                attention_width=q_THD[0].numel(),
-                kv_bytes=2 * k_cache[0, 0].numel() * k_cache.element_size(),
+                attention_width=(q_THD[0].numel() + found_THV[0].numel()) // 2,
+                kv_bytes=k_cache[0, 0].numel() * k_cache.element_size() * (1 if are_in_keys(v_cache, k_cache) else 2),
                 window=sliding_window,
                 itemsize=q_THD.element_size(),
             )
@@ -167,6 +179,12 @@ def _product(name: str, module: torch.nn.Module) -> Price:
         return OpCall(name, rows, cost)
 
     return price
+
+
+def _products_of_heads(out_THO: torch.Tensor, x_THI: torch.Tensor) -> OpCall:
+    num_weights, moved = x_THI[0].numel() * out_THO.shape[2], _bytes(x_THI) + _bytes(out_THO)
+    cost = product_cost(len(x_THI), num_weights, weight_itemsize=x_THI.element_size(), activation_bytes=moved)
+    return OpCall("latent heads", len(x_THI), cost)
 
 
 def _experts(

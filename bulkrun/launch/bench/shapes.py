@@ -34,6 +34,7 @@ def _one_full_in(interval: int, num_layers: int) -> list[str]:
 
 _GEMMA4 = {"model_type": "gemma4_text", "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
            "final_logit_softcapping": 30.0}  # fmt: skip
+_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "n_group": 1, "topk_group": 1}
 _EXPERTS_OF_GPT_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": _shape(
@@ -58,6 +59,16 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "gpt-oss-20b": _shape(
         "GptOssForCausalLM", 2880, 2880, 24, 64, 8, 201_088, model_type="gpt_oss", rms_norm_eps=1e-5, head_dim=64,
         **_EXPERTS_OF_GPT_OSS,
+    ),
+    "glm-4.7-flash": _shape(
+        "Glm4MoeLiteForCausalLM", 2048, 10_240, 47, 20, 20, 154_880, model_type="glm4_moe_lite", **_LATENT,
+        rms_norm_eps=1e-5, rope_theta=1e6, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, n_routed_experts=64,
+        n_shared_experts=1, num_experts_per_tok=4, moe_intermediate_size=1536, routed_scaling_factor=1.8,
+    ),
+    "deepseek-v2-lite": _shape(
+        "DeepseekV2ForCausalLM", 2048, 10_944, 27, 16, 16, 102_400, model_type="deepseek_v2", **_LATENT,
+        q_lora_rank=None, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=64, n_shared_experts=2,
+        num_experts_per_tok=6, moe_intermediate_size=1408, first_k_dense_replace=1,
     ),
     "nemotron-nano-9b-v2": _shape(
         "NemotronHForCausalLM", 4480, 15_680, 56, 40, 8, 131_072, model_type="nemotron_h", mamba_head_dim=80,

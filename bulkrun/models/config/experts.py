@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import Family, Scores, check_number
+
+
+class ExpertGroups(NamedTuple):
+    """Experts in groups of one size: a token goes to experts of the best groups alone (DeepSeek-V2, section 2.2.2)."""
+
+    num_groups: int
+    num_kept: int
+    num_counted: int  # a group is as good as so many of its best experts are together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +34,7 @@ class MoEConfig:
     scores: Scores = "softmax"
     has_score_bias: bool = False  # which chooses experts and does not weigh them
     weights_scale: float = 1.0
+    groups: ExpertGroups | None = None
     beside_mlp: bool = False  # a dense MLP's output and the experts' are each normalized, and added up
     swiglu: tuple[float, float] | None = None  # alpha and limit (`ops.ClampedSwiglu`); None: SiLU
 
@@ -56,6 +65,7 @@ def moe_of(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
         scores=family.expert_scores,
         has_score_bias=bool(keys.get("use_expert_bias")),
         weights_scale=float(keys.get("routed_scaling_factor", 1.0)),
+        groups=_groups(keys, num_experts, num_chosen),
         shared_size=_shared_size(keys),
         beside_mlp=bool(keys.get("experts_beside_mlp")),
         swiglu=_swiglu(keys),
@@ -72,6 +82,22 @@ def _num_experts(keys: Mapping[str, Any]) -> tuple[int, int]:
             f"key 'num_experts_per_tok' is {num_chosen}, and there are {num_experts} experts; download the model again"
         )
     return num_experts, num_chosen
+
+
+def _groups(keys: Mapping[str, Any], num_experts: int, num_chosen: int) -> ExpertGroups | None:
+    """Raises ModelError for groups that are none, and for so few kept that a token finds too few experts in them."""
+    num_groups, num_kept = keys.get("n_group") or 1, keys.get("topk_group") or 1
+    for name, value in (("n_group", num_groups), ("topk_group", num_kept)):
+        check_number(name, value, int)
+    if num_groups == 1:
+        return None
+    size, num_counted = num_experts // num_groups, keys["group_experts_counted"]
+    if num_experts % num_groups or num_kept > num_groups or size < num_counted or num_kept * size < num_chosen:
+        raise ModelError(
+            f"key 'n_group' is {num_groups} with topk_group {num_kept}, and {num_chosen} of {num_experts} experts are "
+            "chosen, which does not go together; download the model again"
+        )
+    return ExpertGroups(num_groups, num_kept, num_counted)
 
 
 def _shared_size(keys: Mapping[str, Any]) -> int | None:

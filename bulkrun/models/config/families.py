@@ -14,6 +14,7 @@ from bulkrun.models.config.family import GRANITE_KEYS, Family
 from bulkrun.models.config.family_files import of_ernie, of_exaone, of_hunyuan
 from bulkrun.models.config.gemma_families import GEMMAS
 from bulkrun.models.config.hybrid_families import HYBRIDS
+from bulkrun.models.config.latent_families import LATENTS
 
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
@@ -203,4 +204,4 @@ _DENSE: dict[str, Family] = {
         GRANITE_KEYS | _BIASES,
     ),
 }
-FAMILIES = _DENSE | GEMMAS | MIXTURES | HYBRIDS
+FAMILIES = _DENSE | GEMMAS | MIXTURES | LATENTS | HYBRIDS

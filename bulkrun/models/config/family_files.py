@@ -83,9 +83,7 @@ def of_olmoe(raw: _Keys) -> _Keys:
 
 
 def of_glm_moe(raw: _Keys) -> _Keys:
-    """GLM-4.5 to 4.7: names of their own, and dense layers first. Raises ModelError for experts in groups."""
-    if raw.get("n_group", 1) != 1:
-        raise ModelError(f"n_group {raw['n_group']} is not supported; 1 is")
+    """GLM-4.5 to 4.7: names of their own, and dense layers first."""
     size, num_shared = raw.get("moe_intermediate_size", 1408), raw.get("n_shared_experts", 1)
     for name, value in (("moe_intermediate_size", size), ("n_shared_experts", num_shared)):
         check_number(name, value, int)

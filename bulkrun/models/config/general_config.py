@@ -31,8 +31,6 @@ TRIED: Mapping[str, str] = {
     "CohereForCausalLM": "Command R",
     "CwmForCausalLM": "Code World Model",
     "DbrxForCausalLM": "DBRX",
-    "DeepseekV2ForCausalLM": "DeepSeek V2, V2-Lite",
-    "DeepseekV3ForCausalLM": "DeepSeek V3, R1; Moonlight, Kimi K2",
     "Dots1ForCausalLM": "dots.llm1",
     "ExaoneMoeForCausalLM": "K-EXAONE",
     "FlexOlmoForCausalLM": "FlexOlmo",
@@ -41,7 +39,6 @@ TRIED: Mapping[str, str] = {
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
     "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
     "Gemma3nForCausalLM": "Gemma 3n (the text part)",
-    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GraniteMoeSWAForCausalLM": "Granite Swash (mixture of experts)",
     "GraniteMoeSharedForCausalLM": "Granite (mixture with shared experts)",
     "GraniteSWAForCausalLM": "Granite Swash (dense)",
@@ -56,10 +53,8 @@ TRIED: Mapping[str, str] = {
     "LongcatFlashForCausalLM": "LongCat-Flash",
     "MellumForCausalLM": "Mellum 2",
     "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
-    "MiniCPM3ForCausalLM": "MiniCPM3",
     "MiniMaxM2ForCausalLM": "MiniMax M2",
     "MinistralForCausalLM": "Ministral (8B)",
-    "Mistral4ForCausalLM": "Mistral Small 4 (the text part)",
     "ModernBertDecoderForCausalLM": "ModernBERT Decoder, Ettin (decoders)",
     "NanoChatForCausalLM": "nanochat",
     "NemotronForCausalLM": "Nemotron-4, Minitron",
@@ -73,7 +68,6 @@ TRIED: Mapping[str, str] = {
     "StableLmForCausalLM": "StableLM",
     "Starcoder2ForCausalLM": "StarCoder2",
     "VaultGemmaForCausalLM": "VaultGemma",
-    "YoutuForCausalLM": "Youtu-LLM",
 }
 
 # kind of model -> (architectures, why it cannot run)

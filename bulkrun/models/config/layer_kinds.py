@@ -8,6 +8,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number
+from bulkrun.models.config.latent import LatentConfig
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.rope import RopeConfig
 
@@ -108,8 +109,12 @@ def layer_ropes(
     return tuple(rope if has else None for rope, has in zip(ropes, has_rope, strict=True))
 
 
-def of_heads(ropes: tuple[RopeConfig | None, ...], layers: tuple[LayerKV, ...] | None) -> tuple[RopeConfig | None, ...]:
-    """The same, each of its layer's heads where layers differ in them."""
+def of_heads(
+    ropes: tuple[RopeConfig | None, ...], layers: tuple[LayerKV, ...] | None, latent: LatentConfig | None
+) -> tuple[RopeConfig | None, ...]:
+    """The same, each of its layer's heads where layers differ in them, or of the part of heads that turns."""
+    if latent is not None:
+        return tuple(rope and dataclasses.replace(rope, head_dim=latent.qk_rope_head_dim) for rope in ropes)
     if layers is None:
         return ropes
     pairs = zip(ropes, layers, strict=True)

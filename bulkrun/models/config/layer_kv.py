@@ -17,16 +17,27 @@ _GLOBAL_HEAD_DIM = 512  # of Gemma 4's layers of full attention where the file d
 
 
 class LayerKV(NamedTuple):
-    """A token's keys in one layer of attention; values lie beside them in the same shape."""
+    """A token's keys in one layer of attention; values lie beside them in the same shape, or within them."""
 
     num_heads: int
     head_dim: int
     source: int  # the layer whose keys and values are read: itself, or an earlier one that it shares them with
+    latent_dim: int | None = None  # values are so many of the last dimensions of their keys; None: they lie beside them
 
     @property
     def size(self) -> int:
         """Numbers of a token's keys."""
         return self.num_heads * self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a value head."""
+        return self.latent_dim or self.head_dim
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers that the cache holds of a token."""
+        return self.size if self.latent_dim else 2 * self.size
 
 
 def layers_kv(raw: Mapping[str, Any], num_layers: int, num_heads: int, head_dim: int) -> tuple[LayerKV, ...] | None:

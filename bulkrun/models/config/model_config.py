@@ -20,6 +20,7 @@ from bulkrun.models.config.experts import MoEConfig, moe_of
 from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
 from bulkrun.models.config.heads import heads_of, unlike_layers_of
+from bulkrun.models.config.latent import LatentConfig, latent_of
 from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.multipliers import Multipliers, multipliers_of
@@ -50,13 +51,18 @@ class ModelConfig:
     @property
     def layers_kv(self) -> tuple[LayerKV, ...]:
         """What each layer of attention keeps of a token."""
-        alike = (LayerKV(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_kv_layers))
-        return self.unlike_layers or tuple(alike)
+        sizes, latent_dim = (self.num_kv_heads, self.head_dim), self.latent_dim
+        return self.unlike_layers or tuple(LayerKV(*sizes, layer, latent_dim) for layer in range(self.num_kv_layers))
+
+    @property
+    def latent_dim(self) -> int | None:
+        """Where values are the last dimensions of their keys, how many of them; None: values lie beside keys."""
+        return None
 
     @property
     def kv_size(self) -> int:
         """Numbers that the cache holds of a token: keys and values of all layers."""
-        return 2 * sum(kv.size for layer, kv in enumerate(self.layers_kv) if kv.source == layer)
+        return sum(kv.cached_size for layer, kv in enumerate(self.layers_kv) if kv.source == layer)
 
     @property
     def shares_keys(self) -> bool:
@@ -146,6 +152,7 @@ class DecoderConfig(ModelConfig):
     layer_inputs: LayerInputs | None = None
     scales_layers: bool = False  # behind each layer the residual stream is multiplied by a number of its own
     turns_neighbours: bool = False  # checkpoints have the dimensions that RoPE turns together side by side
+    latent: LatentConfig | None = None  # keys and values are made of latents, which take their place in the cache
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
     is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
 
@@ -175,6 +182,11 @@ class DecoderConfig(ModelConfig):
         pairs = zip(has_state, self.mlp_alone or no_layer, strict=True)
         return tuple(not (is_state or is_mlp) for is_state, is_mlp in pairs)
 
+    @property
+    def latent_dim(self) -> int | None:
+        """Of latents, which are what values are to the cache."""
+        return None if self.latent is None else self.latent.kv_lora_rank
+
     def norms_of(self, layer: int) -> NormPlacement:
         """Where a layer's norms are."""
         if self.norms != "post_of_attention":
@@ -199,8 +211,9 @@ class DecoderConfig(ModelConfig):
         num_heads, num_kv_heads, head_dim = heads_of(keys)
         windows = sliding_windows(keys) if is_causal else windows_both_ways(keys)
         rope = rope_keys(raw, family.rope)
-        unlike_layers = unlike_layers_of(keys, num_heads)
-        ropes = of_heads(layer_ropes(raw, rope, keys, windows, head_dim), unlike_layers)
+        unlike_layers, latent = unlike_layers_of(keys, num_heads), latent_of(keys)
+        turning_dim = head_dim if latent is None else latent.qk_rope_head_dim
+        ropes = of_heads(layer_ropes(raw, rope, keys, windows, turning_dim), unlike_layers, latent)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -244,7 +257,8 @@ class DecoderConfig(ModelConfig):
             layer_inputs=_layer_inputs(keys),
             scales_layers=family.scales_layers,
             unlike_layers=unlike_layers,
-            turns_neighbours=family.turns_neighbours,
+            turns_neighbours=bool(keys.get("rope_interleave", family.turns_neighbours)),
+            latent=latent,
             stored_quantization=quantization,
             is_causal=is_causal,
             **common_facts(raw),

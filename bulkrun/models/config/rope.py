@@ -147,9 +147,10 @@ def _attention_factor(rope: Mapping[str, Any], rope_type: str, factor: float, or
     if rope_type == "longrope":
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return _mscale(factor, rope["mscale"]) / _mscale(factor, rope["mscale_all_dim"])
-    return _mscale(factor, 1.0)
+        return mscale(factor, rope["mscale"]) / mscale(factor, rope["mscale_all_dim"])
+    return mscale(factor, 1.0)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """What yarn multiplies by in a stretched context (Peng et al., arXiv 2309.00071), as much as `weight` says."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -15,6 +15,7 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.config.short_conv import ShortConvConfig
 from bulkrun.models.decoder.attention import Attention, Rotary
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layer_inputs import LayerInputMLP
 from bulkrun.models.decoder.layers import (
     MLP,
@@ -109,10 +110,12 @@ class DecoderLayer(nn.Module):
 
 def _attention(
     config: DecoderConfig, layer: int
-) -> Attention | AttentionBesideMamba2 | GatedDeltaNet | Mamba2 | ShortConv:
+) -> Attention | LatentAttention | AttentionBesideMamba2 | GatedDeltaNet | Mamba2 | ShortConv:
     """Attention, or what a layer that keeps a state has in its place or beside it."""
     if config.attends_beside_states:
         return AttentionBesideMamba2(config, layer)
+    if config.latent is not None:
+        return LatentAttention(config, config.latent, layer)
     if config.attends[layer]:
         return Attention(config, layer, sum(config.attends[:layer]))
     kind = config.recurrence

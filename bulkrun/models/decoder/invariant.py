@@ -24,6 +24,7 @@ from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.latent_attention import LatentAttention, LatentHeads
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8ExpertLinear, Int8Linear
 from bulkrun.models.decoder.sparse_mlp import SparseMLP
@@ -51,6 +52,34 @@ class InvariantLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, I] -> [T, O]."""
         return ops.invariant_linear(x, self.panels, self.bias, self.workers)
+
+
+class InvariantLatentHeads(nn.Module):
+    """In the place of `LatentHeads`: one product for each head and either matrix."""
+
+    def __init__(self, heads: LatentHeads, workers: TileWorkers | None) -> None:
+        super().__init__()
+        of_keys_HNR, of_values_HVR = heads.matrices
+        self._of_latents = [ops.make_panels(matrix.contiguous()) for matrix in of_keys_HNR.transpose(1, 2)]
+        self._of_values, self.workers = [ops.make_panels(matrix.contiguous()) for matrix in of_values_HVR], workers
+
+    @property
+    def panels(self) -> list[torch.Tensor]:
+        """Of all products."""
+        return [panel for panels in (*self._of_latents, *self._of_values) for panel in panels]
+
+    def queries_of_latents(self, q_THN: torch.Tensor) -> torch.Tensor:
+        """Queries of keys [T, H, N] -> of latents [T, H, R]."""
+        return self._by_head(q_THN, self._of_latents)
+
+    def values(self, latent_THR: torch.Tensor) -> torch.Tensor:
+        """What heads find, as latents [T, H, R] -> as values [T, H, V]."""
+        return self._by_head(latent_THR, self._of_values)
+
+    def _by_head(self, x_THI: torch.Tensor, panels_H: list[list[torch.Tensor]]) -> torch.Tensor:
+        rows_H = x_THI.transpose(0, 1).contiguous()
+        products = (ops.invariant_linear(*one, None, self.workers) for one in zip(rows_H, panels_H, strict=True))
+        return torch.stack([*products], dim=1)
 
 
 class ExpertByExpert:
@@ -155,13 +184,15 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
     if workers is not None:
         model.layer_stack = _stack_of_panels(model)
     for module in list(model.modules()):
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | LatentAttention):
             module.paged_attention = partial(ops.invariant_attention, workers=workers)
         for name, child in list(module.named_children()):
             if isinstance(child, SparseMLP):
                 child.fused_experts = _invariant_experts(child, workers)
             elif isinstance(child, Int8Linear | FourBitLinear) and workers is not None:
                 child.multiply = partial(_with_all_threads, workers, child.multiply.__name__)
+            elif isinstance(child, LatentHeads):
+                setattr(module, name, InvariantLatentHeads(child, workers))
             elif isinstance(child, Linear):
                 setattr(module, name, InvariantLinear(child, workers))
     if workers is None:
@@ -194,12 +225,12 @@ def _with_all_threads(workers: TileWorkers, op: str, *args: Any) -> Any:
 
 
 def _check(model: Decoder) -> None:
-    layers = [module for module in model.modules() if isinstance(module, InvariantLinear)]
+    layers = [module for module in model.modules() if isinstance(module, InvariantLinear | InvariantLatentHeads)]
     by_shape = {panel.shape: panel for layer in layers for panel in layer.panels}
+    config = model.config
     kinds = {
-        (module.num_heads, module.num_kv_heads, module.head_dim, module.soft_cap)
-        for module in model.modules()
-        if isinstance(module, Attention)
+        (config.num_heads, kv.num_heads, kv.head_dim, kv.value_dim, config.attention_soft_cap)
+        for kv in config.layers_kv
     }
     if not (
         all(ops.is_invariant_linear(panel, model.dtype) for panel in by_shape.values())

@@ -69,11 +69,13 @@ class SparseMLP(nn.Module):
         moe = self.moe
         if moe.scores == "softmax":
             return ops.route_top_k(
-                logits_TX, moe.num_experts_per_tok, renormalize=moe.renormalize, bias_X=self.score_bias
-            )
+                logits_TX, moe.num_experts_per_tok, renormalize=moe.renormalize, bias_X=self.score_bias,
+                scale=moe.weights_scale, groups=moe.groups,
+            )  # fmt: skip
         return ops.route_by_sigmoid(
-            logits_TX, self.score_bias, moe.num_experts_per_tok, renormalize=moe.renormalize, scale=moe.weights_scale
-        )
+            logits_TX, self.score_bias, moe.num_experts_per_tok, renormalize=moe.renormalize, scale=moe.weights_scale,
+            groups=moe.groups,
+        )  # fmt: skip
 
     @property
     def biases(self) -> tuple[torch.Tensor, torch.Tensor] | None:

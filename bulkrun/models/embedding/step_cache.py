@@ -22,7 +22,7 @@ class Step(NamedTuple):
     """Where a step's tokens are in their texts, and where their keys and values go."""
 
     positions_T: torch.Tensor  # int64
-    k: list[torch.Tensor]  # [N, B, K, D], of each layer that attends
+    k: list[torch.Tensor]  # as of `KVCache`, of each layer that attends
     v: list[torch.Tensor]
     states: list[RecurrentState]  # of any layer that keeps some; empty where none does
     meta: AttentionMetadata
@@ -110,5 +110,5 @@ def _tails(ends_S: torch.Tensor, block_ends_S: torch.Tensor, block_size: int) ->
 
 def _clear(cache: KVCache, slots: torch.Tensor) -> None:
     """Zero slots that may be read along: a masked-out key must be a finite number, whatever an earlier step left."""
-    for blocks in (*cache.k, *cache.v):
+    for blocks in cache.tensors:
         blocks.view(-1, blocks.shape[2] * blocks.shape[3]).index_fill_(0, slots, 0)

@@ -41,6 +41,7 @@ _ERNIE_MOE = {
     "gate.moe_statics.e_score_correction_bias": "expert_bias",
     "moe_statics.e_score_correction_bias": "expert_bias",
 }
+_SCORE_BIAS = {"gate.e_score_correction_bias": "expert_bias"}
 _GLM4 = {
     "post_self_attn_layernorm": "post_attention_layernorm",
     "post_attention_layernorm": "pre_feedforward_layernorm",
@@ -66,7 +67,9 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "FalconH1ForCausalLM": _BAMBA,
     "Gemma4ForCausalLM": _GEMMA4,
     "Glm4ForCausalLM": _GLM4,
-    "Glm4MoeForCausalLM": {"gate.e_score_correction_bias": "expert_bias"},
+    "DeepseekV3ForCausalLM": _SCORE_BIAS,
+    "Glm4MoeForCausalLM": _SCORE_BIAS,
+    "Glm4MoeLiteForCausalLM": _SCORE_BIAS,
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
     "HunYuanDenseV1ForCausalLM": {"query_layernorm": "q_norm", "key_layernorm": "k_norm"},

@@ -23,8 +23,9 @@ from bulkrun.settings import Quantization
 _PARTS = {
     "attention.qkv_proj": (
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj",
-        "mixer.q_proj", "mixer.k_proj", "mixer.v_proj",
+        "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "mixer.q_proj", "mixer.k_proj", "mixer.v_proj",
     ),
+    "attention.q_b_proj": ("self_attn.q_b_proj",),
     "attention.qkvz_proj": (
         "linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz",
         "linear_attn.q_proj", "linear_attn.k_proj", "linear_attn.v_proj", "linear_attn.g_proj",
@@ -41,10 +42,12 @@ _PARTS = {
     "mlp.dense.down_proj": ("mlp.down_proj",),
     "mlp.shared.mlp.gate_up_proj": (
         "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "shared_mlp.gate_up_proj",
+        "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
     ),
     "mlp.shared.mlp.up_proj": ("mixer.shared_experts.up_proj",),
     "mlp.shared.mlp.down_proj": (
-        "mlp.shared_expert.down_proj", "shared_mlp.down_proj", "mixer.shared_experts.down_proj",
+        "mlp.shared_expert.down_proj", "shared_mlp.down_proj", "mlp.shared_experts.down_proj",
+        "mixer.shared_experts.down_proj",
     ),
 }  # fmt: skip
 _OF_EXPERTS = ("mlp.gate_up_proj", "mlp.down_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
@@ -98,11 +101,24 @@ def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
         is_dense = config.moe.beside_mlp or not all(config.moe.sparse_layers)
         inner_sizes = (inner_sizes if is_dense else set()) | {config.moe.intermediate_size}
         inner_sizes |= set() if config.moe.shared_size is None else {config.moe.shared_size}
-    shapes = []
-    for layer, kv in enumerate(config.layers_kv):
+    shapes = _shapes_of_latents(config)
+    for layer, kv in enumerate(config.layers_kv if config.latent is None else ()):
         q_size, num_kinds = config.num_heads * kv.head_dim, 2 if config.gates_attention else 1
         shapes += [(num_kinds * q_size + (2 * kv.size if kv.source == layer else 0), hidden), (hidden, q_size)]
     if config.recurrence is not None:
         shapes += config.recurrence.projection_shapes(hidden)
     num_ups = 1 if config.activation == "relu2" else 2
     return shapes + [shape for inner in inner_sizes for shape in ((num_ups * inner, hidden), (hidden, inner))]
+
+
+def _shapes_of_latents(config: DecoderConfig) -> list[tuple[int, int]]:
+    latent, hidden = config.latent, config.hidden_size
+    if latent is None:
+        return []
+    num_queries, rank = config.num_heads * latent.query_dim, latent.q_lora_rank
+    from_latents = [] if rank is None else [(num_queries, rank)]
+    return [
+        ((rank or num_queries) + latent.key_dim, hidden),
+        (hidden, config.num_heads * latent.v_head_dim),
+        *from_latents,
+    ]

@@ -41,7 +41,7 @@ _LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {
 }
 _PIECE_NUMBERS = 2**20  # quantized at a time on a CPU: what stays in its cache
 _PROJECTIONS = (  # of a layer; none has all
-    "attention.qkv_proj", "attention.qkvz_proj", "attention.in_proj", "attention.o_proj",
+    "attention.qkv_proj", "attention.qkvz_proj", "attention.q_b_proj", "attention.in_proj", "attention.o_proj",
     "mlp.gate_up_proj", "mlp.up_proj", "mlp.down_proj",
     "mlp.shared.mlp.gate_up_proj", "mlp.shared.mlp.up_proj", "mlp.shared.mlp.down_proj",
     "mlp.dense.gate_up_proj", "mlp.dense.down_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj",

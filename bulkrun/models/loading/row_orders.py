@@ -13,6 +13,8 @@ BY_KEY_HEAD = ("Qwen3NextForCausalLM",)  # a delta net's projections: of one key
 def reordered_projections(config: DecoderConfig) -> set[str]:
     """The projections of a layer whose rows are in another order here than in a checkpoint, by their names."""
     reordered = {"attention.qkv_proj"} if config.gates_attention or config.turns_neighbours else set()
+    if config.latent is not None and config.turns_neighbours:
+        reordered |= {"attention.q_b_proj"}
     return reordered | ({"attention.qkvz_proj"} if config.architecture in BY_KEY_HEAD else set())
 
 
@@ -29,6 +31,14 @@ def halves_first(config: DecoderConfig, num_heads: int) -> torch.Tensor:
     of_head = torch.arange(config.head_dim)
     of_head = torch.cat((of_head[:turning:2], of_head[1:turning:2], of_head[turning:]))
     return (torch.arange(num_heads)[:, None] * config.head_dim + of_head).flatten()
+
+
+def last_halves_first(num_heads: int, fixed: int, turning: int) -> torch.Tensor:
+    """Of heads whose last dimensions alone turn, neighbours together: of those of each head all that come first in
+    their pairs, then all that come second."""
+    of_head = torch.arange(fixed + turning)
+    of_head = torch.cat((of_head[:fixed], of_head[fixed::2], of_head[fixed + 1 :: 2]))
+    return (torch.arange(num_heads)[:, None] * (fixed + turning) + of_head).flatten()
 
 
 def qkvz_order(net: DeltaNetConfig) -> torch.Tensor:

@@ -13,6 +13,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
+from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import (
     MLP,
     HeadQKNorm,
@@ -24,6 +25,7 @@ from bulkrun.models.decoder.layers import (
 )
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.loading.latent_names import latent_targets
 from bulkrun.models.loading.layer_input_names import embedding_targets, layer_input_targets
 from bulkrun.models.loading.row_orders import gates_first, halves_first
 from bulkrun.models.loading.state_names import state_targets
@@ -55,9 +57,14 @@ _FUSED_QKV = ("Phi3ForCausalLM",)  # q, k, v in one tensor
 _FUSED_GATE_UP = (  # gate and up in one
     "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM",
 )  # fmt: skip
+_SHARED_EXPERTS = _Prefixes(shared="mlp.shared_experts.")
 _PREFIXES: Mapping[str, _Prefixes] = {
-    "Ernie4_5_MoeForCausalLM": _Prefixes(shared="mlp.shared_experts."),
-    "Glm4MoeForCausalLM": _Prefixes(shared="mlp.shared_experts."),
+    "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
+    "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
+    "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
+    "Glm4MoeForCausalLM": _SHARED_EXPERTS,
+    "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
+    "Mistral4ForCausalLM": _SHARED_EXPERTS,
     "GraniteMoeHybridForCausalLM": _Prefixes(mlp="shared_mlp.", shared="shared_mlp."),  # beside experts and alone
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
@@ -66,8 +73,12 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "Lfm2MoeForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
     "NemotronHForCausalLM": _ExpertNames("mixer", None, "up_proj", "down_proj"),
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    "DeepseekV2ForCausalLM": _GATED,
+    "DeepseekV3ForCausalLM": _GATED,
     "Ernie4_5_MoeForCausalLM": _GATED,
     "Glm4MoeForCausalLM": _GATED,
+    "Glm4MoeLiteForCausalLM": _GATED,
+    "Mistral4ForCausalLM": _GATED,
     "OlmoeForCausalLM": _GATED,
     "Qwen3MoeForCausalLM": _GATED,
     "Qwen3NextForCausalLM": _GATED,
@@ -132,6 +143,8 @@ def _layer_targets(
     elif isinstance(layer.attention, AttentionBesideMamba2):
         yield from _attention_targets(prefix + parts.attention, layer.attention.attention, config)
         yield from state_targets(prefix, parts.state, layer.attention.mamba, config, stored)
+    elif isinstance(layer.attention, LatentAttention):
+        yield from latent_targets(prefix + parts.attention, layer.attention, config)
     elif layer.attention is not None:
         yield from state_targets(prefix, parts.state, layer.attention, config, stored)
     if isinstance(layer.mlp, DenseBesideExperts):

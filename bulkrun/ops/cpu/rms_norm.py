@@ -17,10 +17,11 @@ _SIZES = (c_int64, c_int64, c_float, c_int)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """As the reference; x contiguous with one weight for all rows, everything else goes to the reference."""
+    """As the reference, where there is one weight for all rows; everything else goes to the reference."""
     names = suffix(x.dtype, weight.dtype)
-    if names is None or weight.dim() != 1 or not x.is_contiguous():
+    if names is None or weight.dim() != 1:
         return reference(x, weight, eps)
+    x = x.contiguous()
     size, out = x.shape[-1], torch.empty_like(x)
     run = _function("rms_norm", names, 3, ())
     run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps, torch.get_num_threads())
@@ -30,7 +31,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference, under the same conditions as `rms_norm`."""
+    """As the reference, where rows have one weight and lie one behind the other; else it goes to the reference."""
     names = suffix(x.dtype, weight.dtype)
     is_plain = x.is_contiguous() and residual.is_contiguous() and x.dtype == residual.dtype
     if names is None or weight.dim() != 1 or not is_plain:

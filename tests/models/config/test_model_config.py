@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,12 @@ def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> No
     ours = read(sizes | {"architectures": [name]})
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     theirs.allow_global_per_layer_attribute_access = True  # layers of Gemma 4 may differ
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    if ours.latent is None:
+        assert ours.num_kv_heads == theirs.num_key_value_heads
+        assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    else:  # what all heads share of a token
+        assert dataclasses.asdict(ours.latent).items() <= theirs.to_dict().items()
+        assert (ours.num_kv_heads, ours.head_dim) == (1, ours.latent.key_dim)
     assert ours.rms_norm_eps == getattr(theirs, OWN_EPS.get(theirs.model_type, "rms_norm_eps"))
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
 

@@ -52,6 +52,8 @@ PROMPT_LENS = [140, 33, 20, 1]
         "gemma4",
         "gemma4_moe",
         "olmo_hybrid",
+        "deepseek_v2_lite",
+        "minicpm3",
     ],
 )
 def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:

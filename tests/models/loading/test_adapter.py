@@ -21,6 +21,7 @@ from tests.models.tiny_adapters import QKV, save_adapter
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 from tests.models.tiny_text_parts import save_text_part
 
+LATENT = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 ALL = {"target_modules": "all-linear"}
 TEXTS = [[3, 17, 99, 4, 56, 101, 7, 22, 81], [5, 9, 13, 60]]
 
@@ -77,6 +78,8 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("hunyuan", {"target_modules": QKV, "modules_to_save": ["query_layernorm", "key_layernorm"]}),
         ("olmo_hybrid", {"target_modules": [*QKV, "g_proj", "a_proj", "o_proj", "down_proj"]}),
         ("nemotron_h", {"target_modules": ["q_proj", "in_proj", "up_proj"]}),
+        ("deepseek_v3", {"target_modules": [*LATENT, "q_a_proj", "q_b_proj"], "modules_to_save": ["kv_a_layernorm"]}),
+        ("moonlight", {"target_modules": [*LATENT, "q_proj"], "use_dora": True}),
         ("qwen3_next", {"target_modules": [*QKV, "in_proj_qkvz", "in_proj_ba"], "use_dora": True}),
     ],
 )  # fmt: skip
