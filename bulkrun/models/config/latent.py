@@ -51,8 +51,6 @@ def latent_of(keys: Mapping[str, Any]) -> LatentConfig | None:
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     for name in (*names, *(["q_lora_rank"] if keys["q_lora_rank"] is not None else [])):
         check_number(name, keys[name], int)
-    if keys["qk_rope_head_dim"] % 2:
-        raise ModelError(f"qk_rope_head_dim {keys['qk_rope_head_dim']} is not supported; it must be even")
     if keys["attention_bias"]:
         raise ModelError("attention_bias true is not supported with latent attention; false is")
     return LatentConfig(

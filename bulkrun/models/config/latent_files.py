@@ -179,6 +179,8 @@ def _of_latents(keys: _Keys, default_rope: _Keys = _NO_ROPE) -> dict[str, Any]:
     names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank")
     for name in names:
         check_number(name, keys[name], int)
+        if keys[name] % 2:
+            raise ModelError(f"{name} {keys[name]} is not supported; it must be even")
     nope, turning, latent = (keys[name] for name in names)
     rope = rope_keys(keys, default_rope)
     is_scaled = (rope.get("rope_type") or rope.get("type") or "default") != "default" and rope.get("mscale_all_dim")

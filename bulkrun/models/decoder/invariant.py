@@ -226,20 +226,25 @@ def _with_all_threads(workers: TileWorkers, op: str, *args: Any) -> Any:
 
 def _check(model: Decoder) -> None:
     layers = [module for module in model.modules() if isinstance(module, InvariantLinear | InvariantLatentHeads)]
-    by_shape = {panel.shape: panel for layer in layers for panel in layer.panels}
+    by_kind = {(panel.shape, panel.dtype): panel for layer in layers for panel in layer.panels}
     config = model.config
     kinds = {
         (config.num_heads, kv.num_heads, kv.head_dim, kv.value_dim, config.attention_soft_cap)
         for kv in config.layers_kv
     }
     if not (
-        all(ops.is_invariant_linear(panel, model.dtype) for panel in by_shape.values())
+        all(ops.is_invariant_linear(panel, _input_dtype(panel, model)) for panel in by_kind.values())
         and all(ops.is_invariant_attention(*kind, model.dtype) for kind in kinds)
     ):
         raise ModelError(
             f"engine.deterministic: on this processor, with this torch, products in {model.dtype} depend on a row's "
             "place in its batch; try another engine.dtype"
         )
+
+
+def _input_dtype(panel: torch.Tensor, model: Decoder) -> torch.dtype:
+    """float32 for routers that are, and of a float32 model whose weights are held in bfloat16."""
+    return torch.promote_types(panel.dtype, model.dtype)
 
 
 def _whole_tiles(rows: torch.Tensor, value: int = 0) -> torch.Tensor:

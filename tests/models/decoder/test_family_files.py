@@ -48,6 +48,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "alpha": 3, "factor": 1.0, "rope_theta": 7e3}}),
         ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
         ("glm4_moe", {"first_k_dense_replace": 2, "norm_topk_prob": False, "num_nextn_predict_layers": 1}),
+        ("glm4_moe", {"n_group": 4, "topk_group": 2}),
     ],
 )
 def test_keys_mean_what_they_mean_to_transformers(variant: str, keys: dict[str, Any], tmp_path: Path) -> None:
@@ -88,7 +89,6 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
     [
         ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLX"}, r"'sliding_window_pattern' is 'LLX', not a word"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, r"clip_qkv 8.0 is not supported; null is"),
-        ("Glm4MoeForCausalLM", {"n_group": 4}, r"n_group 4 is not supported; 1 is"),
         ("Glm4MoeForCausalLM", {"n_shared_experts": 0}, r"'n_shared_experts' is 0, not a whole number above 0"),
         ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, r"use_bias true is not supported in a mixture"),
         ("Ernie4_5_MoeForCausalLM", {"moe_layer_interval": 0}, r"'moe_layer_interval' is 0, not a whole number"),
