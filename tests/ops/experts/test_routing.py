@@ -31,3 +31,28 @@ def test_a_bias_chooses_and_sigmoids_weigh(
 def test_scores_that_are_all_next_to_nothing_give_numbers() -> None:
     weights_Tk, _ = ops.route_by_sigmoid(torch.full((2, 4), -200.0), None, 2, renormalize=True, scale=1.0)
     assert weights_Tk.tolist() == [[0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("num_counted", [1, 2])
+@pytest.mark.parametrize(("num_groups", "num_kept"), [(2, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_experts_are_of_the_best_groups_alone(scores: str, num_groups: int, num_kept: int, num_counted: int) -> None:
+    """Beside a loop over tokens; of the others none is chosen, however low the scores of the best are."""
+    generator, top_k, size = torch.Generator().manual_seed(num_groups), 3, 12 // num_groups
+    logits_TX, bias_X = torch.randn(29, 12, generator=generator) * 3, torch.randn(12, generator=generator) * 2
+    groups = (num_groups, num_kept, num_counted)
+    if scores == "softmax":
+        weights_Tk, ids_Tk = ops.route_top_k(logits_TX, top_k, renormalize=False, scale=1.5, groups=groups)
+        scores_TX = logits_TX.double().softmax(-1)
+        bias_X = torch.zeros(12)
+    else:
+        weights_Tk, ids_Tk = ops.route_by_sigmoid(logits_TX, bias_X, top_k, renormalize=False, scale=1.5, groups=groups)
+        scores_TX = logits_TX.double().sigmoid()
+    for token in range(29):
+        ranks = (scores_TX[token] + bias_X).tolist()
+        by_group = [sorted(ranks[first : first + size])[-num_counted:] for first in range(0, 12, size)]
+        best = sorted(range(num_groups), key=lambda group: sum(by_group[group]))[-num_kept:]
+        allowed = [expert for expert in range(12) if expert // size in best]
+        assert {*ids_Tk[token].tolist()} == {*sorted(allowed, key=lambda one: ranks[one])[-top_k:]}
+        expected = 1.5 * scores_TX[token, ids_Tk[token]]
+        torch.testing.assert_close(weights_Tk[token].double(), expected, atol=1e-6, rtol=1e-5)
