@@ -208,13 +208,16 @@ def dims_of_tile(head_dim: int, value_dim: int) -> dict[str, int]:
     }
 
 
-def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+def tile_shape(value_dim: int, dtype: torch.dtype, *, is_latent: bool = False) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
-    if padded_dim(head_dim) * dtype.itemsize <= 256:
+    if padded_dim(value_dim) * dtype.itemsize <= 256:
         return TILE_ROWS, 64
-    if padded_dim(head_dim) <= 256:
+    if padded_dim(value_dim) <= 256:
         return 64, 32
-    return 64 if dtype.itemsize <= 2 else 16, 16  # 512 dimensions: Gemma 4's layers of full attention
+    # 512 dimensions: Gemma 4's layers of full attention, and latents, of which shared memory has one tile and not two
+    if dtype.itemsize <= 2:
+        return 64, 32 if is_latent else 16
+    return 16, 16
 
 
 def num_warps(rows: int, head_dim: int) -> int:

@@ -55,8 +55,8 @@ def decode_attention(
     heads = heads_of_program(group, value_dim, q_THD.dtype)
     head_blocks = group // heads
     padded_group = max(triton.next_power_of_2(heads), 16)
-    in_pairs = k_cache.dtype == FP8 and q_THD.element_size() == 2 and dim <= 128 and head_dim % 2 == 0
-    in_pairs = in_pairs and value_dim == head_dim
+    is_latent = value_dim < head_dim
+    in_pairs = k_cache.dtype == FP8 and q_THD.element_size() == 2 and dim <= 128 and head_dim % 2 == 0 and not is_latent
     if in_pairs:
         k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
     workers = programs_per_sequence(partial.max_parts, num_seqs * head_blocks * num_kv_heads)
@@ -82,20 +82,34 @@ def decode_attention(
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
         **dims_of_tile(head_dim, value_dim),
-        BLOCK_N=64 if dim * q_THD.element_size() <= 256 else 32 if dim <= 256 else 16,
+        BLOCK_N=_keys_of_tile(dim, q_THD.dtype, is_latent=is_latent),
         CHUNK=partial_results.CHUNK,
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_PREFIX=prefix_lens_S is not None,
         HAS_SINKS=sinks_H is not None,
         IN_PAIRS=in_pairs,
-        # two warps read twice as wide as four and exchange less: 3% faster between products that slow an H200's clock
-        num_warps=2 if padded_group == 16 and dim <= 128 and k_cache.element_size() == 2 else 4,
+        num_warps=_num_warps(padded_group, dim, k_cache.dtype, is_latent=is_latent),
         # half of them for the block ids, which keys wait for: keys and values are two tiles deep
         num_stages=5 if dim * q_THD.element_size() <= 1024 else 1,
     )
     if partial.max_parts > 1:
         merge_parts(partial, context_lens_S, prefix_lens_S, out_THV, sliding_window=sliding_window, sinks_H=sinks_H)
+
+
+def _keys_of_tile(dim: int, dtype: torch.dtype, *, is_latent: bool) -> int:
+    """By shared memory, which has one tile of latents where others have one of keys and one of values."""
+    if dim * dtype.itemsize <= 256:
+        return 64
+    return 32 if dim <= 256 or (is_latent and dtype.itemsize <= 2) else 16
+
+
+def _num_warps(rows: int, dim: int, kv_dtype: torch.dtype, *, is_latent: bool) -> int:
+    """Two read twice as wide as four and exchange less: 3% faster between products that slow an H200's clock. Latents
+    have as many as hold the sums of a program's query heads, beside converted keys where they are of fp8."""
+    if is_latent:
+        return 8 if rows * dim > (2**13 if kv_dtype == FP8 else 2**14) else 4
+    return 2 if rows == 16 and dim <= 128 and kv_dtype.itemsize == 2 else 4
 
 
 def programs_per_sequence(num_parts: int, num_rows: int) -> int:
@@ -155,9 +169,9 @@ def _decode_kernel(
     offset_MD = (first_head + head_M)[:, None] * VALUE_DIM + dim_D[None, :]
     q_ptr += seq * q_stride
     if not IN_PAIRS:
-        q_row_M = (first_head + head_M) * HEAD_DIM
-        q_MD = tl.load(q_ptr + REST + q_row_M[:, None] + dim_D[None, :], mask=is_real_MD, other=0.0)
-        q_rest_MR = load_rest(q_ptr, q_row_M, q_MD, head_M < GROUP, REST, PADDED_REST)
+        q_offset_MD = (first_head + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+        q_MD = tl.load(q_ptr + REST + q_offset_MD, mask=is_real_MD, other=0.0)
+        q_rest_MR = load_rest(q_ptr, (first_head + head_M) * HEAD_DIM, q_MD, head_M < GROUP, REST, PADDED_REST)
     position_M = tl.zeros([PADDED_GROUP], tl.int32) + (context_len - 1)
     head_start = kv_head * (HEAD_DIM // 2 if IN_PAIRS else HEAD_DIM)
     for index in range(tl.program_id(2), tl.maximum(num_own, 1), tl.num_programs(2)):
@@ -215,6 +229,10 @@ def _decode_kernel(
                     SOFT_CAP,
                     True,
                 )
+        if REST > 0:  # counted again, as registers are scarce before: the compiler does not know that this adds 0
+            head_M = tl.arange(0, PADDED_GROUP) + tl.minimum(end - begin, 0)
+            is_real_MD = (head_M < GROUP)[:, None] & (dim_D < VALUE_DIM)[None, :]
+            offset_MD = (first_head + head_M)[:, None] * VALUE_DIM + dim_D[None, :]
         is_whole = (num_shared == 0) & (num_own <= 1)
         if HAS_SINKS:  # parts get none: the merge adds it
             with_sink_M = add_sink(sum_M, max_M, sinks_ptr, first_head + head_M, NUM_HEADS)

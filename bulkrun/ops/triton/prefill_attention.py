@@ -49,7 +49,7 @@ def prefill_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     value_dim = v_cache.shape[3]
     group = num_heads // num_kv_heads
-    rows, keys = tile_shape(value_dim, q_THD.dtype)
+    rows, keys = tile_shape(value_dim, q_THD.dtype, is_latent=value_dim < head_dim)
     rows = 64 if is_invariant else rows
     heads = heads_of_program(group, value_dim, q_THD.dtype)
     block_m, block_q = packed_rows(rows, heads)

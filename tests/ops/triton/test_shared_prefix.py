@@ -11,7 +11,7 @@ import torch
 from bulkrun.ops.triton import paged_attention, partial_results, shared_prefix
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, make_case, sinks_of
-from tests.ops.triton.test_paged_attention import ODD_GROUPS, attend, check
+from tests.ops.triton.test_paged_attention import LATENT, ODD_GROUPS, attend, check
 
 HEADS = (6, 2, 16)
 
@@ -53,6 +53,24 @@ def test_tiles_of_any_group(device: str, heads: tuple[int, int, int]) -> None:
     """The rows left over at a tile's end would be the next tile's first sequence."""
     case = make_case([1] * 47, [76 + i for i in range(47)], heads, shared_blocks=17, dtype=torch.float16, device=device)
     check(share(case, (list(range(46, 3, -1)), 64), ([1, 3], 64)), soft_cap=0.7 if heads[0] == 6 else None)
+
+
+@pytest.mark.parametrize(("heads", "value_dim"), LATENT, ids=str)
+def test_values_within_keys(
+    device: str, heads: tuple[int, int, int], value_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_prefix, "_PLACES", 3)
+    lens = [76 + i for i in range(9)]
+    case = make_case([1] * 9, lens, heads, value_dim=value_dim, shared_blocks=17, dtype=torch.float16, device=device)
+    check(share(case, ([8, 6, 5, 4, 3], 64), ([1, 2], 64)))
+
+
+@pytest.mark.parametrize("num_heads", [20, 128])
+def test_values_within_keys_of_their_real_size(device: str, num_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "_PLACES", 2)
+    heads = (num_heads, 1, 576)
+    case = make_case([1] * 3, [70, 75, 65], heads, value_dim=512, shared_blocks=16, dtype=torch.float16, device=device)
+    check(share(case, ([2, 0], 64)))
 
 
 @pytest.mark.parametrize("max_chunks", [5, 120])
@@ -110,9 +128,21 @@ def test_the_prefix_is_read_through_one_block_table(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (16, 8, 256)], ids=str)
-def test_large_bfloat16_groups(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("heads", "value_dim"),
+    [
+        *(((32, 8, 128), None), ((16, 2, 64), None), ((16, 8, 256), None)),
+        *(((16, 1, 576), 512), ((20, 1, 576), 512), ((128, 1, 576), 512), ((40, 1, 320), 256)),
+    ],
+    ids=str,
+)
+def test_large_bfloat16_groups(
+    heads: tuple[int, int, int], value_dim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(partial_results, "CHUNK", 512)
     lens = [1100 + 13 * i for i in range(70)]
-    case = make_case([1] * 70, lens, heads, block_size=16, shared_blocks=68, dtype=torch.bfloat16, device="cuda")
+    case = make_case(
+        [1] * 70, lens, heads,
+        value_dim=value_dim, block_size=16, shared_blocks=68, dtype=torch.bfloat16, device="cuda",
+    )  # fmt: skip
     check(share(case, (list(range(40)), 1088), (list(range(45, 70)), 1024)))
