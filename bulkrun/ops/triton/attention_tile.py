@@ -59,9 +59,11 @@ def attend_tile(
     v_ND = _load_rows(v_ptr, slot_N, in_range_N, SLOT_STRIDE, VALUE_DIM, PADDED_DIM, MASKED)
     # fp8 is read but not multiplied as such: Hopper's fp8 products keep 14 bits of a sum. It becomes float16,
     # which holds every fp8 number and takes one instruction for two; bfloat16 takes four, two of them slow ones. (Tiles
-    # of 256 dimensions have no registers left for queries of another dtype.)
+    # of 256 dimensions have no registers left for queries of another dtype; of latents, where shared memory has one
+    # tile for two, those of 512 for wide matrix instructions.)
     IS_FP8: tl.constexpr = v_ND.dtype.is_fp8()
-    if IS_FP8 and q_MD.dtype.is_bf16() and PADDED_DIM <= 128:
+    HAS_ROOM: tl.constexpr = PADDED_DIM <= 128 or (REST > 0 and (PADDED_DIM <= 256 or q_MD.shape[0] < 64))
+    if IS_FP8 and q_MD.dtype.is_bf16() and HAS_ROOM:
         q_MD, q_rest_MR = q_MD.to(tl.float16), q_rest_MR.to(tl.float16)
     if REST == 0:
         k_ND = k_ND.to(q_MD.dtype)
@@ -208,16 +210,19 @@ def dims_of_tile(head_dim: int, value_dim: int) -> dict[str, int]:
     }
 
 
-def tile_shape(value_dim: int, dtype: torch.dtype, *, is_latent: bool = False) -> tuple[int, int]:
+def has_long_tiles(head_dim: int, value_dim: int, q_THD: torch.Tensor) -> bool:
+    """Whether tiles of 512 dimensions have 32 keys: of latents large shared memory has one tile, of others two."""
+    return value_dim < head_dim and q_THD.element_size() <= 2 and has_large_shared_memory(q_THD.device)
+
+
+def tile_shape(value_dim: int, dtype: torch.dtype, *, is_long: bool = False) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
     if padded_dim(value_dim) * dtype.itemsize <= 256:
         return TILE_ROWS, 64
     if padded_dim(value_dim) <= 256:
         return 64, 32
-    # 512 dimensions: Gemma 4's layers of full attention, and latents, of which shared memory has one tile and not two
-    if dtype.itemsize <= 2:
-        return 64, 32 if is_latent else 16
-    return 16, 16
+    # 512 dimensions: Gemma 4's layers of full attention, and latents
+    return 64 if dtype.itemsize <= 2 else 16, 32 if is_long else 16
 
 
 def num_warps(rows: int, head_dim: int) -> int:
@@ -225,9 +230,10 @@ def num_warps(rows: int, head_dim: int) -> int:
     return 8 if rows == TILE_ROWS or rows * padded_dim(head_dim) > 2**14 else 4
 
 
-def heads_of_program(group: int, value_dim: int, dtype: torch.dtype) -> int:
-    """How many of a key head's query heads a program takes: all, or a divisor where registers hold no more sums."""
-    most = (2**15 if dtype.itemsize <= 2 else 2**14) // padded_dim(value_dim)
+def heads_of_program(group: int, value_dim: int, q_THD: torch.Tensor) -> int:
+    """How many of a key head's query heads a program takes: all, or a divisor where their sums find no room."""
+    has_room = q_THD.element_size() <= 2 and has_large_shared_memory(q_THD.device)
+    most = (2**15 if has_room else 2**14) // padded_dim(value_dim)
     return max(heads for heads in range(1, min(group, most) + 1) if group % heads == 0)
 
 

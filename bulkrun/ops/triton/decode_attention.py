@@ -19,6 +19,7 @@ from bulkrun.ops.triton.attention_tile import (
     add_sink,
     attend_tile,
     dims_of_tile,
+    has_long_tiles,
     heads_of_program,
     load_rest,
     padded_dim,
@@ -52,7 +53,7 @@ def decode_attention(
     num_seqs = context_lens_S.numel()
     value_dim = v_cache.shape[3]
     group, dim = num_heads // num_kv_heads, padded_dim(value_dim)
-    heads = heads_of_program(group, value_dim, q_THD.dtype)
+    heads = heads_of_program(group, value_dim, q_THD)
     head_blocks = group // heads
     padded_group = max(triton.next_power_of_2(heads), 16)
     is_latent = value_dim < head_dim
@@ -82,7 +83,7 @@ def decode_attention(
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
         **dims_of_tile(head_dim, value_dim),
-        BLOCK_N=_keys_of_tile(dim, q_THD.dtype, is_latent=is_latent),
+        BLOCK_N=_keys_of_tile(dim, q_THD.dtype, is_long=has_long_tiles(head_dim, value_dim, q_THD)),
         CHUNK=partial_results.CHUNK,
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
@@ -97,11 +98,10 @@ def decode_attention(
         merge_parts(partial, context_lens_S, prefix_lens_S, out_THV, sliding_window=sliding_window, sinks_H=sinks_H)
 
 
-def _keys_of_tile(dim: int, dtype: torch.dtype, *, is_latent: bool) -> int:
-    """By shared memory, which has one tile of latents where others have one of keys and one of values."""
+def _keys_of_tile(dim: int, dtype: torch.dtype, *, is_long: bool) -> int:
     if dim * dtype.itemsize <= 256:
         return 64
-    return 32 if dim <= 256 or (is_latent and dtype.itemsize <= 2) else 16
+    return 32 if dim <= 256 or is_long else 16
 
 
 def _num_warps(rows: int, dim: int, kv_dtype: torch.dtype, *, is_latent: bool) -> int:

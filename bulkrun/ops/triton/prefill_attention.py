@@ -17,6 +17,7 @@ from bulkrun.ops.triton.attention_tile import (
     attend_tile,
     dims_of_tile,
     find_owner,
+    has_long_tiles,
     heads_of_program,
     load_rest,
     num_stages,
@@ -49,9 +50,9 @@ def prefill_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     value_dim = v_cache.shape[3]
     group = num_heads // num_kv_heads
-    rows, keys = tile_shape(value_dim, q_THD.dtype, is_latent=value_dim < head_dim)
+    rows, keys = tile_shape(value_dim, q_THD.dtype, is_long=has_long_tiles(head_dim, value_dim, q_THD))
     rows = 64 if is_invariant else rows
-    heads = heads_of_program(group, value_dim, q_THD.dtype)
+    heads = heads_of_program(group, value_dim, q_THD)
     block_m, block_q = packed_rows(rows, heads)
     num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs
     tiles = num_tiles(num_tokens, num_seqs, block_q)  # a padded step has fewer decode tokens than decode sequences
@@ -82,7 +83,7 @@ def prefill_attention(
         SOFT_CAP=soft_cap or 0.0,
         MASK_ALL=is_invariant,
         HAS_SINKS=sinks_H is not None,
-        num_warps=num_warps(rows, value_dim),
+        num_warps=num_warps(block_m, value_dim),
         num_stages=num_stages(value_dim, q_THD.dtype, q_THD.device),
     )
 
