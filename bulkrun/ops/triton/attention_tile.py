@@ -210,19 +210,20 @@ def dims_of_tile(head_dim: int, value_dim: int) -> dict[str, int]:
     }
 
 
-def has_long_tiles(head_dim: int, value_dim: int, q_THD: torch.Tensor) -> bool:
-    """Whether tiles of 512 dimensions have 32 keys: of latents large shared memory has one tile, of others two."""
-    return value_dim < head_dim and q_THD.element_size() <= 2 and has_large_shared_memory(q_THD.device)
-
-
-def tile_shape(value_dim: int, dtype: torch.dtype, *, is_long: bool = False) -> tuple[int, int]:
+def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
-    if padded_dim(value_dim) * dtype.itemsize <= 256:
+    if padded_dim(head_dim) * dtype.itemsize <= 256:
         return TILE_ROWS, 64
-    if padded_dim(value_dim) <= 256:
+    if padded_dim(head_dim) <= 256:
         return 64, 32
-    # 512 dimensions: Gemma 4's layers of full attention, and latents
-    return 64 if dtype.itemsize <= 2 else 16, 32 if is_long else 16
+    return 64 if dtype.itemsize <= 2 else 16, 16  # 512 dimensions: Gemma 4's layers of full attention
+
+
+def paged_tile_shape(head_dim: int, value_dim: int, q_THD: torch.Tensor) -> tuple[int, int]:
+    """As `tile_shape`, or of latents of 512 dimensions: large shared memory has one tile of them, of others two."""
+    if value_dim == head_dim or padded_dim(value_dim) <= 256 or q_THD.element_size() > 2:
+        return tile_shape(value_dim, q_THD.dtype)
+    return (64, 32) if has_large_shared_memory(q_THD.device) else (32, 16)
 
 
 def num_warps(rows: int, head_dim: int) -> int:

@@ -19,10 +19,10 @@ from bulkrun.ops.triton.attention_tile import (
     add_sink,
     attend_tile,
     dims_of_tile,
-    has_long_tiles,
     heads_of_program,
     load_rest,
     padded_dim,
+    paged_tile_shape,
 )
 from bulkrun.ops.triton.partial_results import PartialResults, merge_parts, parts_of
 
@@ -83,7 +83,7 @@ def decode_attention(
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
         **dims_of_tile(head_dim, value_dim),
-        BLOCK_N=_keys_of_tile(dim, q_THD.dtype, is_long=has_long_tiles(head_dim, value_dim, q_THD)),
+        BLOCK_N=paged_tile_shape(head_dim, value_dim, q_THD)[1],
         CHUNK=partial_results.CHUNK,
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
@@ -96,12 +96,6 @@ def decode_attention(
     )
     if partial.max_parts > 1:
         merge_parts(partial, context_lens_S, prefix_lens_S, out_THV, sliding_window=sliding_window, sinks_H=sinks_H)
-
-
-def _keys_of_tile(dim: int, dtype: torch.dtype, *, is_long: bool) -> int:
-    if dim * dtype.itemsize <= 256:
-        return 64
-    return 32 if dim <= 256 or is_long else 16
 
 
 def _num_warps(rows: int, dim: int, kv_dtype: torch.dtype, *, is_latent: bool) -> int:

@@ -17,14 +17,13 @@ from bulkrun.ops.triton.attention_tile import (
     attend_tile,
     dims_of_tile,
     find_owner,
-    has_long_tiles,
     heads_of_program,
     load_rest,
     num_stages,
     num_tiles,
     num_warps,
     packed_rows,
-    tile_shape,
+    paged_tile_shape,
 )
 
 
@@ -50,8 +49,8 @@ def prefill_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     value_dim = v_cache.shape[3]
     group = num_heads // num_kv_heads
-    rows, keys = tile_shape(value_dim, q_THD.dtype, is_long=has_long_tiles(head_dim, value_dim, q_THD))
-    rows = 64 if is_invariant else rows
+    rows, keys = paged_tile_shape(head_dim, value_dim, q_THD)
+    rows = min(rows, 64) if is_invariant else rows
     heads = heads_of_program(group, value_dim, q_THD)
     block_m, block_q = packed_rows(rows, heads)
     num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs

@@ -18,13 +18,12 @@ from bulkrun.ops.triton.attention_tile import (
     attend_tile,
     dims_of_tile,
     find_owner,
-    has_long_tiles,
     heads_of_program,
     load_rest,
     num_stages,
     num_warps,
     packed_rows,
-    tile_shape,
+    paged_tile_shape,
 )
 from bulkrun.ops.triton.partial_results import PartialResults
 
@@ -52,7 +51,7 @@ def shared_prefix_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     value_dim = v_cache.shape[3]
     group = num_heads // num_kv_heads
-    rows, keys = tile_shape(value_dim, q_THD.dtype, is_long=has_long_tiles(head_dim, value_dim, q_THD))
+    rows, keys = paged_tile_shape(head_dim, value_dim, q_THD)
     heads = heads_of_program(group, value_dim, q_THD)
     block_m, block_s = packed_rows(rows, heads)
     warps = num_warps(block_m, value_dim)
