@@ -11,7 +11,7 @@ import torch
 from bulkrun.ops.triton import paged_attention, partial_results, shared_prefix
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, make_case, sinks_of
-from tests.ops.triton.test_paged_attention import LATENT, ODD_GROUPS, attend, check
+from tests.ops.triton.test_paged_attention import ODD_GROUPS, attend, check
 
 HEADS = (6, 2, 16)
 
@@ -53,24 +53,6 @@ def test_tiles_of_any_group(device: str, heads: tuple[int, int, int]) -> None:
     """The rows left over at a tile's end would be the next tile's first sequence."""
     case = make_case([1] * 47, [76 + i for i in range(47)], heads, shared_blocks=17, dtype=torch.float16, device=device)
     check(share(case, (list(range(46, 3, -1)), 64), ([1, 3], 64)), soft_cap=0.7 if heads[0] == 6 else None)
-
-
-@pytest.mark.parametrize(("heads", "value_dim"), LATENT, ids=str)
-def test_values_within_keys(
-    device: str, heads: tuple[int, int, int], value_dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_prefix, "_PLACES", 3)
-    lens = [76 + i for i in range(9)]
-    case = make_case([1] * 9, lens, heads, value_dim=value_dim, shared_blocks=17, dtype=torch.float16, device=device)
-    check(share(case, ([8, 6, 5, 4, 3], 64), ([1, 2], 64)))
-
-
-@pytest.mark.parametrize("num_heads", [20, 128])
-def test_values_within_keys_of_their_real_size(device: str, num_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefix, "_PLACES", 2)
-    heads = (num_heads, 1, 576)
-    case = make_case([1] * 3, [70, 75, 65], heads, value_dim=512, shared_blocks=16, dtype=torch.float16, device=device)
-    check(share(case, ([2, 0], 64)))
 
 
 @pytest.mark.parametrize("max_chunks", [5, 120])
