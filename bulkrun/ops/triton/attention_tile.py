@@ -1,7 +1,9 @@
 """What the attention kernels share: one tile of keys folded into a running softmax, and who owns a tile of queries.
 
-M query rows (tokens x query heads of one key head), N keys, D the head dim padded to a power of two. Scores are kept in
-base 2 and float32. Knows the paged cache's layout [N, B, K, D]; knows no grid and no output.
+M query rows (tokens x query heads of one key head), N keys, D the values' dimensions padded to a power of two. Where
+values are the last dimensions of their keys (latent attention), a tile of them is read once and multiplied twice, and R
+are the rest of a key, the dimensions before: 64 + 512 as one tile would be padded to 1024. Scores are kept in base 2
+and float32. Knows the paged cache's layout [N, B, K, D]; knows no grid and no output.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ _OWNERS_AT_ONCE = tl.constexpr(16)
 @triton.jit
 def attend_tile(
     q_MD,
+    q_rest_MR,  # see `load_rest`
     acc_MD,
     max_M,
     sum_M,
@@ -34,8 +37,10 @@ def attend_tile(
     scale,
     SLOT_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    REST: tl.constexpr,  # dimensions of a key before those that are its value; 0: values are beside keys
+    PADDED_REST: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,  # 0: none
     SOFT_CAP: tl.constexpr,  # 0.0: none
@@ -43,39 +48,77 @@ def attend_tile(
 ):
     """(acc_MD, max_M, sum_M) with the tile's keys added; rows that see none of them stay exactly as they are."""
     key_N = tile_start + tl.arange(0, BLOCK_N)
-    dim_D = tl.arange(0, PADDED_DIM)
-    is_read_ND = (dim_D < HEAD_DIM)[None, :]
+    in_range_N = (key_N >= first_key) & (key_N < end_key)
     if MASKED:
-        in_range_N = (key_N >= first_key) & (key_N < end_key)
         block_N = tl.load(block_table_ptr + key_N // BLOCK_SIZE, mask=in_range_N, other=0)
-        is_read_ND = is_read_ND & in_range_N[:, None]
     else:
         block_N = tl.load(block_table_ptr + key_N // BLOCK_SIZE)
     slot_N = block_N.to(tl.int64) * BLOCK_SIZE + key_N % BLOCK_SIZE
-    offset_ND = slot_N[:, None] * SLOT_STRIDE + dim_D[None, :]
-    if MASKED or HEAD_DIM != PADDED_DIM:
-        k_ND = tl.load(k_ptr + offset_ND, mask=is_read_ND, other=0.0)
-        v_ND = tl.load(v_ptr + offset_ND, mask=is_read_ND, other=0.0)
-    else:
-        k_ND = tl.load(k_ptr + offset_ND)
-        v_ND = tl.load(v_ptr + offset_ND)
+    if REST == 0:
+        k_ND = _load_rows(k_ptr, slot_N, in_range_N, SLOT_STRIDE, VALUE_DIM, PADDED_DIM, MASKED)
+    v_ND = _load_rows(v_ptr, slot_N, in_range_N, SLOT_STRIDE, VALUE_DIM, PADDED_DIM, MASKED)
     # fp8 is read but not multiplied as such: Hopper's fp8 products keep 14 bits of a sum. It becomes float16,
     # which holds every fp8 number and takes one instruction for two; bfloat16 takes four, two of them slow ones. (Tiles
-    # of 256 dimensions have no registers left for queries of another dtype.)
-    IS_FP8: tl.constexpr = k_ND.dtype.is_fp8()
-    if IS_FP8 and q_MD.dtype.is_bf16() and PADDED_DIM <= 128:
-        q_MD = q_MD.to(tl.float16)
-    k_ND, v_ND = k_ND.to(q_MD.dtype), v_ND.to(q_MD.dtype)
+    # of 256 dimensions have no registers left for queries of another dtype; of latents, where shared memory has one
+    # tile for two, those of 512 for wide matrix instructions.)
+    IS_FP8: tl.constexpr = v_ND.dtype.is_fp8()
+    HAS_ROOM: tl.constexpr = PADDED_DIM <= 128 or (REST > 0 and (PADDED_DIM <= 256 or q_MD.shape[0] < 64))
+    if IS_FP8 and q_MD.dtype.is_bf16() and HAS_ROOM:
+        q_MD, q_rest_MR = q_MD.to(tl.float16), q_rest_MR.to(tl.float16)
+    if REST == 0:
+        k_ND = k_ND.to(q_MD.dtype)
+    v_ND = v_ND.to(q_MD.dtype)
     if IS_FP8 and MASKED and q_MD.shape[0] < 64 and PADDED_DIM == 128:
         # Every tile begins before the end, but the compiler does not know, so it cannot move the change of layout for
         # the narrow matrix instructions ahead of the conversion, where it would take values byte by byte: a third fewer
         # instructions in the loop (other widths gain less and spill).
         v_ND = tl.where(tile_start < end_key, v_ND, 0.0)
 
-    score_MN = scaled(tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3"), scale, SOFT_CAP)
+    if REST == 0:
+        product_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3")
+    else:
+        k_rest_NR = _load_rows(k_ptr, slot_N, in_range_N, SLOT_STRIDE, REST, PADDED_REST, MASKED).to(q_MD.dtype)
+        product_MN = tl.dot(q_MD, tl.trans(v_ND), input_precision="tf32x3")
+        product_MN = tl.dot(q_rest_MR, tl.trans(k_rest_NR), product_MN, input_precision="tf32x3")
+    score_MN = scaled(product_MN, scale, SOFT_CAP)
     if MASKED:
         score_MN = masked(score_MN, in_range_N, key_N, position_M, SLIDING_WINDOW)
     return fold(score_MN, v_ND, acc_MD, max_M, sum_M)
+
+
+@triton.jit
+def _load_rows(
+    cache_ptr,
+    slot_N,
+    in_range_N,
+    SLOT_STRIDE: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The first DIM dimensions of some slots, padded with zeros."""
+    dim_D = tl.arange(0, PADDED_DIM)
+    is_read_ND = (dim_D < DIM)[None, :]
+    if MASKED:
+        is_read_ND = is_read_ND & in_range_N[:, None]
+    offset_ND = slot_N[:, None] * SLOT_STRIDE + dim_D[None, :]
+    if MASKED or DIM != PADDED_DIM:
+        rows_ND = tl.load(cache_ptr + offset_ND, mask=is_read_ND, other=0.0)
+    else:
+        rows_ND = tl.load(cache_ptr + offset_ND)
+    return rows_ND
+
+
+@triton.jit
+def load_rest(q_ptr, row_M, q_MD, is_real_M, REST: tl.constexpr, PADDED_REST: tl.constexpr):
+    """The dimensions of queries, which begin at `row_M`, that meet the rest of a key; anything where there is none."""
+    if REST == 0:
+        q_rest_MR = q_MD
+    else:
+        rest_R = tl.arange(0, PADDED_REST)
+        is_real_MR = is_real_M[:, None] & (rest_R < REST)[None, :]
+        q_rest_MR = tl.load(q_ptr + row_M[:, None] + rest_R[None, :], mask=is_real_MR, other=0.0)
+    return q_rest_MR
 
 
 @triton.jit
@@ -155,6 +198,18 @@ def padded_dim(head_dim: int) -> int:
     return max(triton.next_power_of_2(head_dim), 16)
 
 
+def dims_of_tile(head_dim: int, value_dim: int) -> dict[str, int]:
+    """What kernels are compiled for: a head's dimensions, its values', and the sides of tiles of values and of the rest
+    of a key; fewer values' dimensions than a head's are within keys."""
+    rest = head_dim - value_dim
+    return {
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "PADDED_DIM": padded_dim(value_dim),
+        "PADDED_REST": padded_dim(rest) if rest else 0,
+    }
+
+
 def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
     if padded_dim(head_dim) * dtype.itemsize <= 256:
@@ -164,9 +219,23 @@ def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     return 64 if dtype.itemsize <= 2 else 16, 16  # 512 dimensions: Gemma 4's layers of full attention
 
 
+def paged_tile_shape(head_dim: int, value_dim: int, q_THD: torch.Tensor) -> tuple[int, int]:
+    """As `tile_shape`, or of latents of 512 dimensions: large shared memory has one tile of them, of others two."""
+    if value_dim == head_dim or padded_dim(value_dim) <= 256 or q_THD.element_size() > 2:
+        return tile_shape(value_dim, q_THD.dtype)
+    return (64, 32) if has_large_shared_memory(q_THD.device) else (32, 16)
+
+
 def num_warps(rows: int, head_dim: int) -> int:
     """Warps of a prefill tile: so many that their registers hold the sums of its rows."""
     return 8 if rows == TILE_ROWS or rows * padded_dim(head_dim) > 2**14 else 4
+
+
+def heads_of_program(group: int, value_dim: int, q_THD: torch.Tensor) -> int:
+    """How many of a key head's query heads a program takes: all, or a divisor where their sums find no room."""
+    has_room = q_THD.element_size() <= 2 and has_large_shared_memory(q_THD.device)
+    most = (2**15 if has_room else 2**14) // padded_dim(value_dim)
+    return max(heads for heads in range(1, min(group, most) + 1) if group % heads == 0)
 
 
 def packed_rows(rows: int, group: int) -> tuple[int, int]:

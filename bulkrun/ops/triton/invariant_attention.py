@@ -31,20 +31,20 @@ def invariant_attention(
     workers: TileWorkers | None = None,
 ) -> torch.Tensor:
     """As the reference, without workers."""
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and meta.block_tables_SM.stride(1) == 1
+    assert k_cache.is_contiguous() and v_cache.stride() == k_cache.stride() and meta.block_tables_SM.stride(1) == 1
     if q_THD.stride()[1:] != (q_THD.shape[2], 1):
         q_THD = q_THD.contiguous()
-    out_THD = torch.zeros(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    out_THV = q_THD.new_zeros(*q_THD.shape[:2], v_cache.shape[3])
     prefill_attention(
         q_THD,
         k_cache,
         v_cache,
         replace(meta, num_decode_seqs=0),
-        out_THD,
+        out_THV,
         scale=scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         sinks_H=sinks_H,
         is_invariant=True,
     )
-    return out_THD
+    return out_THV

@@ -30,13 +30,14 @@ def norm_rotary_store(
     """As the reference; the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
     num_kv_heads = 0 if k_cache is None else k_cache.shape[2]
-    num_heads += num_kv_heads if keys_are_values else 0
+    num_v_heads = 0 if v_cache is None else num_kv_heads
+    num_heads += num_v_heads if keys_are_values else 0
+    num_q_heads = num_heads - num_kv_heads - num_v_heads
     rotary_dim = 0 if cos is None else cos.shape[-1]
     assert qkv_TND.stride(1) == head_dim and qkv_TND.stride(2) == 1
     assert all(x is None or x.is_contiguous() for x in (k_cache, v_cache, cos, sin, qk_norm_weight))
-    q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
-    if k_cache is None or v_cache is None:
-        k_cache = v_cache = q_THD  # nothing is written there
+    q_THD = qkv_TND.new_empty(num_tokens, num_q_heads, head_dim)
+    unused = q_THD  # nothing is written to a cache that is not there
     if num_tokens:
         _norm_rotary_store_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
             qkv_TND,
@@ -44,13 +45,14 @@ def norm_rotary_store(
             cos,
             sin,
             q_THD,
-            k_cache,
-            v_cache,
+            unused if k_cache is None else k_cache,
+            unused if v_cache is None else v_cache,
             slot_mapping_T,
             eps,
             qkv_TND.stride(0),
-            NUM_Q_HEADS=num_heads - 2 * num_kv_heads,
+            NUM_Q_HEADS=num_q_heads,
             NUM_KV_HEADS=num_kv_heads,
+            NUM_V_HEADS=num_v_heads,
             HEAD_DIM=head_dim,
             HALF=rotary_dim // 2,
             REST=head_dim - rotary_dim,
@@ -79,6 +81,7 @@ def _norm_rotary_store_kernel(
     qkv_stride,
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    NUM_V_HEADS: tl.constexpr,  # as many, or none
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # dimensions of each half that turns; 0: none turns
     REST: tl.constexpr,  # dimensions after them
@@ -93,7 +96,7 @@ def _norm_rotary_store_kernel(
     head_N = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half_H = tl.arange(0, PADDED_HALF)
     rest_R = 2 * HALF + tl.arange(0, PADDED_REST)
-    is_real_N = head_N < NUM_Q_HEADS + 2 * NUM_KV_HEADS
+    is_real_N = head_N < NUM_Q_HEADS + NUM_KV_HEADS + NUM_V_HEADS
     is_value_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
     is_plain_N = is_value_N & (not NORMS_VALUES)
     source_N = head_N

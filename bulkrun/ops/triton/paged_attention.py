@@ -29,24 +29,24 @@ def paged_attention(
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As the reference; queries whose heads are not side by side are copied first."""
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and meta.block_tables_SM.stride(1) == 1
+    assert k_cache.is_contiguous() and v_cache.stride() == k_cache.stride() and meta.block_tables_SM.stride(1) == 1
     if q_THD.stride()[1:] != (q_THD.shape[2], 1):
         q_THD = q_THD.contiguous()
     num_decode, num_seqs = meta.num_decode_seqs, meta.context_lens_S.numel()
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    out_THV = q_THD.new_empty(*q_THD.shape[:2], v_cache.shape[3])
     if meta.is_padded and q_THD.shape[0] > num_decode:
-        out_THD.zero_()
+        out_THV.zero_()
     if num_decode:
         _attend_decode(
-            q_THD, k_cache, v_cache, meta, out_THD,
+            q_THD, k_cache, v_cache, meta, out_THV,
             scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks_H=sinks_H,
         )  # fmt: skip
     if num_seqs > num_decode:
         prefill_attention(
-            q_THD, k_cache, v_cache, meta, out_THD,
+            q_THD, k_cache, v_cache, meta, out_THV,
             scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks_H=sinks_H,
         )  # fmt: skip
-    return out_THD
+    return out_THV
 
 
 def _attend_decode(
@@ -54,7 +54,7 @@ def _attend_decode(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     meta: AttentionMetadata,
-    out_THD: torch.Tensor,
+    out_THV: torch.Tensor,
     *,
     scale: float,
     sliding_window: int | None,
@@ -66,7 +66,7 @@ def _attend_decode(
     at_once = _seqs_at_once(meta, sliding_window)
     for first in range(0, meta.num_decode_seqs, at_once):
         some = slice(first, min(first + at_once, meta.num_decode_seqs))
-        partial = _room_for_parts(q_THD, meta, some, sliding_window, has_prefixes=shared is not None)
+        partial = _room_for_parts(out_THV, meta, some, sliding_window, has_prefixes=shared is not None)
         if shared is not None:
             shared_prefix_attention(
                 q_THD,
@@ -85,7 +85,7 @@ def _attend_decode(
             v_cache,
             meta.block_tables_SM[some],
             meta.context_lens_S[some],
-            out_THD[first:],
+            out_THV[first:],
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
@@ -112,7 +112,7 @@ def _num_chunks(meta: AttentionMetadata, num_seqs: int, chunks_per_seq: int) -> 
 
 
 def _room_for_parts(
-    q_THD: torch.Tensor, meta: AttentionMetadata, some: slice, sliding_window: int | None, *, has_prefixes: bool
+    out_THV: torch.Tensor, meta: AttentionMetadata, some: slice, sliding_window: int | None, *, has_prefixes: bool
 ) -> PartialResults:
     """Partial results of some of the decode sequences; where all of them are, the layers share one prefix sum."""
     num_seqs = some.stop - some.start
@@ -126,4 +126,4 @@ def _room_for_parts(
     if num_seqs == meta.num_decode_seqs:
         meta.plans.part_starts[sliding_window] = starts_S
     num_parts = _num_chunks(meta, num_seqs, chunks_per_seq) + has_prefixes * num_seqs
-    return PartialResults.allocate(q_THD, num_parts, starts_S, max_parts)
+    return PartialResults.allocate(out_THV, num_parts, starts_S, max_parts)

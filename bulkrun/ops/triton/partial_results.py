@@ -22,7 +22,7 @@ _TILE = 1024  # sequences whose parts are counted at a time
 
 @dataclass(frozen=True, slots=True)
 class PartialResults:
-    """Normalized attention over parts of contexts [P, H, D] and base-2 log-sum-exp [P, H], float32.
+    """Normalized attention over parts of contexts [P, H, V] and base-2 log-sum-exp [P, H], float32.
 
     A sequence's parts, in order: the chunks of its shared prefix, the last of which may be cut short, then the chunks
     behind it, the first of which may begin late (under a sliding window too). A sequence with one part has none here.
@@ -34,18 +34,18 @@ class PartialResults:
     max_parts: int  # of one sequence, a bound
 
     @classmethod
-    def allocate(cls, q_SHD: torch.Tensor, num_parts: int, starts_S: torch.Tensor, max_parts: int) -> PartialResults:
-        """Room for so many parts in all, uninitialized."""
-        num_heads, head_dim = q_SHD.shape[1:]
-        new = q_SHD.new_empty
-        out = new(num_parts, num_heads, head_dim, dtype=torch.float32)
+    def allocate(cls, out_SHV: torch.Tensor, num_parts: int, starts_S: torch.Tensor, max_parts: int) -> PartialResults:
+        """Room for so many parts of such results in all, uninitialized."""
+        num_heads, value_dim = out_SHV.shape[1:]
+        new = out_SHV.new_empty
+        out = new(num_parts, num_heads, value_dim, dtype=torch.float32)
         return cls(out, new(num_parts, num_heads, dtype=torch.float32), starts_S, max_parts)
 
 
-def bytes_of_parts(num_keys: int, num_seqs: int, num_heads: int, head_dim: int) -> int:
+def bytes_of_parts(num_keys: int, num_seqs: int, num_heads: int, value_dim: int) -> int:
     """What the parts of contexts take that have so many keys together, where each begins and ends within a chunk."""
     num_parts = num_keys // CHUNK + 2 * num_seqs
-    return num_parts * num_heads * (head_dim + 1) * torch.float32.itemsize
+    return num_parts * num_heads * (value_dim + 1) * torch.float32.itemsize
 
 
 def max_chunks(max_context_len: int, sliding_window: int | None) -> int:
@@ -80,13 +80,13 @@ def merge_parts(
     partial: PartialResults,
     context_lens_S: torch.Tensor,
     prefix_lens_S: torch.Tensor | None,
-    out_THD: torch.Tensor,
+    out_THV: torch.Tensor,
     *,
     sliding_window: int | None,
     sinks_H: torch.Tensor | None = None,
 ) -> None:
-    """Write the first rows of `out_THD`, one for each sequence that has more than one part; the others are left."""
-    num_heads, head_dim = out_THD.shape[1:]
+    """Write the first rows of `out_THV`, one for each sequence that has more than one part; the others are left."""
+    num_heads, head_dim = out_THV.shape[1:]
     _merge_kernel[(context_lens_S.numel(), triton.cdiv(num_heads, _MERGED_HEADS))](
         partial.out,
         partial.lse,
@@ -94,7 +94,7 @@ def merge_parts(
         context_lens_S,
         prefix_lens_S,
         sinks_H,
-        out_THD,
+        out_THV,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),

@@ -15,13 +15,15 @@ from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.triton.attention_tile import (
     add_sink,
     attend_tile,
+    dims_of_tile,
     find_owner,
+    heads_of_program,
+    load_rest,
     num_stages,
     num_tiles,
     num_warps,
     packed_rows,
-    padded_dim,
-    tile_shape,
+    paged_tile_shape,
 )
 
 
@@ -30,7 +32,7 @@ def prefill_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     meta: AttentionMetadata,
-    out_THD: torch.Tensor,
+    out_THV: torch.Tensor,
     *,
     scale: float,
     sliding_window: int | None,
@@ -38,20 +40,22 @@ def prefill_attention(
     sinks_H: torch.Tensor | None = None,
     is_invariant: bool = False,
 ) -> None:
-    """Write the rows of the step's prompt chunks, which come after its decode sequences, into `out_THD`.
+    """Write the rows of the step's prompt chunks, which come after its decode sequences, into `out_THV`.
 
     is_invariant: with a mask on every tile and in tiles that are small enough for decoding too, so that no bit of a row
     depends on its chunk.
     """
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    value_dim = v_cache.shape[3]
     group = num_heads // num_kv_heads
-    rows, keys = tile_shape(head_dim, q_THD.dtype)
-    rows = 64 if is_invariant else rows
-    block_m, block_q = packed_rows(rows, group)
+    rows, keys = paged_tile_shape(head_dim, value_dim, q_THD)
+    rows = min(rows, 64) if is_invariant else rows
+    heads = heads_of_program(group, value_dim, q_THD)
+    block_m, block_q = packed_rows(rows, heads)
     num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs
     tiles = num_tiles(num_tokens, num_seqs, block_q)  # a padded step has fewer decode tokens than decode sequences
-    _prefill_kernel[(tiles, num_kv_heads)](
+    _prefill_kernel[(tiles, num_heads // heads)](
         q_THD,
         k_cache,
         v_cache,
@@ -59,18 +63,18 @@ def prefill_attention(
         meta.context_lens_S,
         meta.cu_seqlens_q,
         sinks_H,
-        out_THD,
+        out_THV,
         scale,
         q_THD.stride(0),
         meta.block_tables_SM.stride(0),
         meta.num_decode_seqs,
         num_seqs,
         NUM_HEADS=num_heads,
-        GROUP=group,
+        GROUP=heads,
+        HEAD_BLOCKS=group // heads,
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim(head_dim),
+        **dims_of_tile(head_dim, value_dim),
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_N=keys,
@@ -78,8 +82,8 @@ def prefill_attention(
         SOFT_CAP=soft_cap or 0.0,
         MASK_ALL=is_invariant,
         HAS_SINKS=sinks_H is not None,
-        num_warps=num_warps(rows, head_dim),
-        num_stages=num_stages(head_dim, q_THD.dtype, q_THD.device),
+        num_warps=num_warps(block_m, value_dim),
+        num_stages=num_stages(value_dim, q_THD.dtype, q_THD.device),
     )
 
 
@@ -99,11 +103,14 @@ def _prefill_kernel(
     first_seq,
     num_seqs,
     NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a program
+    HEAD_BLOCKS: tl.constexpr,  # programs that share a key head's query heads
     SLOT_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    PADDED_REST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -112,8 +119,10 @@ def _prefill_kernel(
     MASK_ALL: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
+    REST: tl.constexpr = HEAD_DIM - VALUE_DIM
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last tiles see the most keys: they start first
-    kv_head = tl.program_id(1)
+    first_head = tl.program_id(1) * GROUP
+    kv_head = tl.program_id(1) // HEAD_BLOCKS
     index, first_tile = find_owner(tile, cu_seqlens_ptr + first_seq, num_seqs, BLOCK_Q)
     seq = (first_seq + index).to(tl.int64)
     first_token = tl.load(cu_seqlens_ptr + seq)
@@ -128,10 +137,13 @@ def _prefill_kernel(
     if BLOCK_M % GROUP:  # the rows left over would be the next tile's
         query_end = tl.minimum(first_query + BLOCK_Q, query_len)
     dim_D = tl.arange(0, PADDED_DIM)
-    is_real_MD = (query_M < query_end)[:, None] & (dim_D < HEAD_DIM)[None, :]
+    is_real_MD = (query_M < query_end)[:, None] & (dim_D < VALUE_DIM)[None, :]
     token_M = (first_token + query_M).to(tl.int64)
-    offset_MD = (kv_head * GROUP + row_M % GROUP)[:, None] * HEAD_DIM + dim_D[None, :]
-    q_MD = tl.load(q_ptr + token_M[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
+    head_M = first_head + row_M % GROUP
+    q_offset_MD = head_M[:, None] * HEAD_DIM + dim_D[None, :]
+    q_MD = tl.load(q_ptr + REST + token_M[:, None] * q_stride + q_offset_MD, mask=is_real_MD, other=0.0)
+    q_rest_MR = load_rest(q_ptr, token_M * q_stride + head_M * HEAD_DIM, q_MD, query_M < query_end, REST, PADDED_REST)
+    offset_MD = head_M[:, None] * VALUE_DIM + dim_D[None, :]
     acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
@@ -151,6 +163,7 @@ def _prefill_kernel(
         for tile_start in range(0, masked_start, BLOCK_N):
             acc_MD, max_M, sum_M = attend_tile(
                 q_MD,
+                q_rest_MR,
                 acc_MD,
                 max_M,
                 sum_M,
@@ -164,8 +177,10 @@ def _prefill_kernel(
                 scale,
                 SLOT_STRIDE,
                 BLOCK_SIZE,
-                HEAD_DIM,
+                VALUE_DIM,
                 PADDED_DIM,
+                REST,
+                PADDED_REST,
                 BLOCK_N,
                 SLIDING_WINDOW,
                 SOFT_CAP,
@@ -174,6 +189,7 @@ def _prefill_kernel(
     for tile_start in range(masked_start, end, BLOCK_N):
         acc_MD, max_M, sum_M = attend_tile(
             q_MD,
+            q_rest_MR,
             acc_MD,
             max_M,
             sum_M,
@@ -187,20 +203,22 @@ def _prefill_kernel(
             scale,
             SLOT_STRIDE,
             BLOCK_SIZE,
-            HEAD_DIM,
+            VALUE_DIM,
             PADDED_DIM,
+            REST,
+            PADDED_REST,
             BLOCK_N,
             SLIDING_WINDOW,
             SOFT_CAP,
             True,
         )
     if HAS_SINKS:
-        sum_M = add_sink(sum_M, max_M, sinks_ptr, kv_head * GROUP + row_M % GROUP, NUM_HEADS)
+        sum_M = add_sink(sum_M, max_M, sinks_ptr, head_M, NUM_HEADS)
     out_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
     if BLOCK_M % GROUP:  # divide again, as registers are scarce before: the compiler does not know that this is 0
         row_M += tl.load(cu_seqlens_ptr)
         query_M = first_query + row_M // GROUP
-        is_real_MD = (query_M < query_end)[:, None] & (dim_D < HEAD_DIM)[None, :]
+        is_real_MD = (query_M < query_end)[:, None] & (dim_D < VALUE_DIM)[None, :]
         token_M = (first_token + query_M).to(tl.int64)
-        offset_MD = (kv_head * GROUP + row_M % GROUP)[:, None] * HEAD_DIM + dim_D[None, :]
-    tl.store(out_ptr + token_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD, out_MD, mask=is_real_MD)
+        offset_MD = (first_head + row_M % GROUP)[:, None] * VALUE_DIM + dim_D[None, :]
+    tl.store(out_ptr + token_M[:, None] * (NUM_HEADS * VALUE_DIM) + offset_MD, out_MD, mask=is_real_MD)

@@ -1,6 +1,7 @@
 """Compiles every kernel for a Hopper GPU as it would be launched there, without one, and prints what each needs.
 
     python -m tests.ops.triton.compile_kernels [--head-dim 128] [--dtype bfloat16] [--quick]
+    python -m tests.ops.triton.compile_kernels --head-dim 576 --value-dim 512 --groups 16 20 128
 
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
 registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
@@ -127,16 +128,16 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
             ops.paged_attention(chunk.q_THD, k_cache, v_cache, chunk.meta, scale=0.1, sliding_window=None)
 
 
-def call_paged_attention(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
-    """Alone, for heads that are wider than any model has them that other ops are for."""
+def call_paged_attention(heads: tuple[int, int, int], value_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
+    """Alone, for heads that are wider than any model has them that other ops are for, and for values within keys."""
     for query_lens, prefixes in (([1, 1, 60], None), ([1, 1], prefixes_of([([0, 1], 512)], 2, "cpu"))):
         contexts = [600, 700, 60][: len(query_lens)]
-        case = make_case(
-            query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33
-        )
+        case = make_case(query_lens, contexts, heads, block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
+        meta = replace(case.meta, shared_prefixes=prefixes)
         for kv_dtype in (dtype, FP8) if has_fp8 else (dtype,):
             k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
-            meta = replace(case.meta, shared_prefixes=prefixes)
+            if value_dim < heads[2]:
+                v_cache = k_cache[..., -value_dim:]
             ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
 
 
@@ -261,6 +262,8 @@ def _constant(kernel: Any, name: str) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--value-dim", type=int, help="of values within keys, as latent attention has them")
+    parser.add_argument("--groups", type=int, nargs="+", default=[4], help="query heads of a key head, where wide")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quick", action="store_true", help="an eighth of the kinds of attention")
     parser.add_argument("--capability", type=int, default=90, help="80: A100, 86: A10, 89: L4, 90: H100, 100: B200")
@@ -279,8 +282,11 @@ def main() -> None:
 
     JITFunction.run = compile_only
     dtype, has_fp8 = getattr(torch, args.dtype), args.capability >= 89
-    if args.head_dim > 256:
-        call_paged_attention(args.head_dim, dtype, has_fp8=has_fp8)
+    if args.head_dim > 256 or args.value_dim is not None:
+        num_kv_heads, value_dim = (2, args.head_dim) if args.value_dim is None else (1, args.value_dim)
+        for group in args.groups:
+            heads = (num_kv_heads * group, num_kv_heads, args.head_dim)
+            call_paged_attention(heads, value_dim, dtype, has_fp8=has_fp8)
     else:
         call_every_op(args.head_dim, dtype, has_fp8=has_fp8, is_quick=args.quick)
     for kernel in compiled.values():

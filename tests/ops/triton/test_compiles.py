@@ -70,3 +70,31 @@ def test_attention_of_512_dimensions_fits(dtype: str, capability: int, shared_by
     for kernel in kernels:
         assert kernel["shared"] <= shared_bytes and not kernel["overwritten"], kernel
         assert dtype == "float32" or kernel["stack"] <= 512, kernel
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("dims", "groups", "capability", "shared_bytes"),
+    [
+        ((576, 512), (16, 20, 128), 90, SHARED_BYTES),
+        ((320, 256), (32, 40), 90, SHARED_BYTES),
+        ((576, 512), (20,), 89, SMALL_SHARED_BYTES),
+    ],
+)
+def test_latent_attention_fits(
+    dims: tuple[int, int], groups: tuple[int, ...], capability: int, shared_bytes: int, tmp_path: Path
+) -> None:
+    """Values within keys, of DeepSeek's dimensions and MiniCPM 3's. Sums of 512 fill the registers: some spill."""
+    options = ["--head-dim", dims[0], "--value-dim", dims[1], "--capability", capability, "--groups", *groups]
+    kernels = compiled(tmp_path, *map(str, options))
+    assert {"_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel"} <= {kernel["kernel"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel["shared"] <= shared_bytes and not kernel["overwritten"], kernel
+        assert kernel["stack"] <= (640 if dims[1] == 512 else 128), kernel
+        if capability == 90:
+            assert kernel["serial"] <= 0, kernel
+            if kernel["kernel"] in ("_prefill_kernel", "_shared_prefix_kernel"):
+                assert kernel["wgmma"] > 0, kernel
+            if kernel["kernel"] in OVERLAPPING:
+                assert kernel["waits"] and min(kernel["waits"]) > 0, kernel

@@ -98,6 +98,9 @@ def test_keys_and_values_are_stored_as_fp8_and_saturate(device: str) -> None:
     assert torch.equal(q_THD, reference_store(x, None, 1e-6, None, None, expected[0], expected[1], slots))
     assert torch.equal(bits(ours), bits(expected))
     assert ours.float().max() == 448.0
+    keys = torch.zeros_like(ours[0])
+    norm_rotary_store(x[:, :-2], None, 1e-6, None, None, keys, None, slots)
+    assert torch.equal(bits(keys), bits(ours[0]))  # no values are beside them
 
 
 def test_rows_are_quantized_as_by_the_reference(device: str) -> None:

@@ -77,6 +77,13 @@ def test_attention_is_right_for_decode_and_chunks(
     torch.testing.assert_close(_attend(case, window, soft_cap).double().cpu(), exact, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize(("heads", "value_dim"), [((6, 1, 24), 16), ((71, 1, 24), 20)], ids=str)
+def test_attention_of_values_within_keys_is_right(device: str, heads: tuple[int, int, int], value_dim: int) -> None:
+    case = make_case([1, 1, 10, 3], [90, 1, 10, 40], heads, value_dim=value_dim, device=device)
+    exact = exact_attention(case, 0.3, None, None)
+    torch.testing.assert_close(_attend(case, None, None).double().cpu(), exact, atol=2e-5, rtol=2e-5)
+
+
 @needs_even_products
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(

@@ -90,6 +90,23 @@ def test_queries_alone(device: str, norm: bool) -> None:
     torch.testing.assert_close(*results, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize(("heads", "rotary_dim"), [((5, 1, 24), 8), ((20, 1, 576), 64)], ids=str)
+def test_values_are_within_keys(device: str, heads: tuple[int, int, int], rotary_dim: int) -> None:
+    """Latents, normalized before, and in front of them the part of a key that turns: keys alone are written."""
+    num_heads, num_kv_heads, head_dim = heads
+    qk_TND = torch.randn(3, num_heads + num_kv_heads, head_dim).to(device)
+    inv_freq = torch.rand(rotary_dim // 2, device=device)
+    cos, sin = rotary_cos_sin(torch.arange(3, device=device) + 7, inv_freq, 1.0, torch.float32)
+    slots = torch.tensor([4, -1, 7], device=device)
+    caches = torch.full((2, 3, 3, num_kv_heads, head_dim), math.nan, device=device)
+    results = [
+        op(qk_TND, None, 1e-6, cos, sin, cache, None, slots)
+        for op, cache in zip((norm_rotary_store, reference), caches, strict=True)
+    ]
+    torch.testing.assert_close(*results, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(*caches, atol=2e-6, rtol=2e-6, equal_nan=True)
+
+
 def test_no_tokens(device: str) -> None:
     cache, angles = torch.zeros(2, 4, 1, 8, device=device), torch.zeros(0, 1, 8, device=device)
     slots = torch.zeros(0, dtype=torch.int64, device=device)

@@ -110,9 +110,21 @@ def test_the_prefix_is_read_through_one_block_table(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (16, 8, 256)], ids=str)
-def test_large_bfloat16_groups(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("heads", "value_dim"),
+    [
+        *(((32, 8, 128), None), ((16, 2, 64), None), ((16, 8, 256), None)),
+        *(((16, 1, 576), 512), ((20, 1, 576), 512), ((128, 1, 576), 512), ((40, 1, 320), 256)),
+    ],
+    ids=str,
+)
+def test_large_bfloat16_groups(
+    heads: tuple[int, int, int], value_dim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(partial_results, "CHUNK", 512)
     lens = [1100 + 13 * i for i in range(70)]
-    case = make_case([1] * 70, lens, heads, block_size=16, shared_blocks=68, dtype=torch.bfloat16, device="cuda")
+    case = make_case(
+        [1] * 70, lens, heads,
+        value_dim=value_dim, block_size=16, shared_blocks=68, dtype=torch.bfloat16, device="cuda",
+    )  # fmt: skip
     check(share(case, (list(range(40)), 1088), (list(range(45, 70)), 1024)))
