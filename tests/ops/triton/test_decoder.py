@@ -31,6 +31,7 @@ pytestmark = [
         "phi3_partial_rotary",
         "smollm3",
         "qwen3_5",
+        "deepseek_v3",
     ],
 )
 def test_a_decoder_has_the_logits_of_the_references(
