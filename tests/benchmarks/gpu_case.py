@@ -1,11 +1,16 @@
-"""What `gpu_ops` measures: an op over one shape."""
+"""What `gpu_ops` measures: an op over one shape, and the steps that attention is measured over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
+from bulkrun.ops import AttentionMetadata
+
 BYTES = 2  # of a bf16 number
+BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +52,23 @@ TINY = Sizes(
     num_tokens=64, decode_seqs=4, rows=(4,), contexts=(64,), prompts=(32, 64), prefix_len=128,
     experts=(4, 2, 64), encoder_heads=2, encoder_layers=2, encoder_texts=5, encoder_len=12,
 )  # fmt: skip
+
+
+def make_step(query_lens: list[int], context_lens: list[int], device: str, shared_blocks: int = 0) -> AttentionMetadata:
+    """Sequences whose blocks are scattered over the pool; the first `shared_blocks` are everybody's."""
+    own = [-(-length // BLOCK_SIZE) - shared_blocks for length in context_lens]
+    pool = torch.randperm(sum(own)) + 1 + shared_blocks
+    tables = torch.zeros(len(own), max(own) + shared_blocks, dtype=torch.int32)
+    tables[:, :shared_blocks] = torch.arange(1, shared_blocks + 1)
+    for row, blocks in zip(tables, pool.split(own), strict=True):
+        row[shared_blocks : shared_blocks + len(blocks)] = blocks
+    is_decode = max(query_lens) == 1
+    return AttentionMetadata(
+        slot_mapping_T=torch.zeros(sum(query_lens), dtype=torch.int64, device=device),
+        block_tables_SM=tables.to(device),
+        context_lens_S=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+        num_decode_seqs=len(query_lens) if is_decode else 0,
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+    )

@@ -28,13 +28,12 @@ import torch.nn.functional as F
 from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.matmul.fp8 import FP8
-from tests.benchmarks.gpu_case import BYTES, TINY, Case, Sizes
+from tests.benchmarks.gpu_case import BLOCK_SIZE, BYTES, TINY, Case, Sizes, make_step
 from tests.benchmarks.gpu_encoder_cases import encoder_cases
 from tests.benchmarks.gpu_expert_cases import expert_cases
 from tests.benchmarks.gpu_four_bit_cases import four_bit_cases
+from tests.benchmarks.gpu_latent_cases import latent_cases
 from tests.ops.prefix_groups import prefixes_of
-
-BLOCK_SIZE = 16
 
 
 def elementwise_cases(sizes: Sizes, device: str) -> Iterator[Case]:
@@ -101,11 +100,11 @@ def sampling_cases(sizes: Sizes, device: str) -> Iterator[Case]:
 def decode_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     """One query per sequence: the bytes are those of K and V; then the same with a prefix that all share."""
     for context in sizes.contexts:
-        step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device)
+        step = make_step([1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device)
         tokens = sizes.decode_seqs * context
         yield _attention_case(f"decode context={context}", sizes, step, kv_tokens=tokens, pairs=tokens)
     context, shared = sizes.prefix_len + 100, sizes.prefix_len // BLOCK_SIZE
-    step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device, shared)
+    step = make_step([1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device, shared)
     everyone = [(list(range(sizes.decode_seqs)), sizes.prefix_len)]
     grouped = replace(step, shared_prefixes=prefixes_of(everyone, sizes.decode_seqs, device))
     case = _attention_case(
@@ -122,7 +121,7 @@ def prefill_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     """Whole prompts, as many as make up the longest; the rival is torch's own attention on contiguous keys."""
     for length in sizes.prompts:
         count = max(sizes.prompts) // length
-        step = make_step(sizes, [length] * count, [length] * count, device)
+        step = make_step([length] * count, [length] * count, device)
         pairs = count * length * (length + 1) // 2
         case = _attention_case(f"prefill {count}x{length}", sizes, step, kv_tokens=count * length, pairs=pairs)
         shape = (count, sizes.num_heads, length, sizes.head_dim)
@@ -138,7 +137,7 @@ def prefill_cases(sizes: Sizes, device: str) -> Iterator[Case]:
 def fp8_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     """Decoding over an fp8 cache and products with fp8 weights, beside bfloat16; such products may pass its ceiling."""
     for context in sizes.contexts:
-        step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device)
+        step = make_step([1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device)
         tokens = sizes.decode_seqs * context
         case = _attention_case(f"decode fp8 context={context}", sizes, step, kv_tokens=tokens, pairs=tokens, kv=FP8)
         yield replace(case, rival=_attention_case("", sizes, step, kv_tokens=0, pairs=0).run)
@@ -155,28 +154,6 @@ def fp8_cases(sizes: Sizes, device: str) -> Iterator[Case]:
             flops=2.0 * rows * inner * outer,
             rival=partial(ops.linear, x, weight, None),
         )
-
-
-def make_step(
-    sizes: Sizes, query_lens: list[int], context_lens: list[int], device: str, shared_blocks: int = 0
-) -> AttentionMetadata:
-    """Sequences whose blocks are scattered over the pool; the first `shared_blocks` are everybody's."""
-    own = [-(-length // BLOCK_SIZE) - shared_blocks for length in context_lens]
-    pool = torch.randperm(sum(own)) + 1 + shared_blocks
-    tables = torch.zeros(len(own), max(own) + shared_blocks, dtype=torch.int32)
-    tables[:, :shared_blocks] = torch.arange(1, shared_blocks + 1)
-    for row, blocks in zip(tables, pool.split(own), strict=True):
-        row[shared_blocks : shared_blocks + len(blocks)] = blocks
-    is_decode = max(query_lens) == 1
-    return AttentionMetadata(
-        slot_mapping_T=torch.zeros(sum(query_lens), dtype=torch.int64, device=device),
-        block_tables_SM=tables.to(device),
-        context_lens_S=torch.tensor(context_lens, dtype=torch.int32, device=device),
-        cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
-        num_decode_seqs=len(query_lens) if is_decode else 0,
-        max_query_len=max(query_lens),
-        max_context_len=max(context_lens),
-    )
 
 
 def _attention_case(
@@ -212,6 +189,7 @@ CASES = {
     "encoders": encoder_cases,
     "experts": expert_cases,
     "four_bits": four_bit_cases,
+    "latents": latent_cases,
 }
 
 
