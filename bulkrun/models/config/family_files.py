@@ -83,13 +83,18 @@ def of_olmoe(raw: _Keys) -> _Keys:
 
 
 def of_glm_moe(raw: _Keys) -> _Keys:
-    """GLM-4.5 to 4.7: names of their own, and dense layers first."""
-    size, num_shared = raw.get("moe_intermediate_size", 1408), raw.get("n_shared_experts", 1)
-    for name, value in (("moe_intermediate_size", size), ("n_shared_experts", num_shared)):
-        check_number(name, value, int)
+    """GLM-4.5 to 4.7."""
+    sizes = {"moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 1, "first_k_dense_replace": 1}
+    return of_routed_experts({**sizes, **raw})
+
+
+def of_routed_experts(keys: _Keys) -> dict[str, Any]:
+    """Experts by DeepSeek's words, which others took over, beside shared ones of their width; dense layers first."""
+    for name in ("moe_intermediate_size", "n_shared_experts"):
+        check_number(name, keys[name], int)
     return {
-        **raw,
-        "num_experts": raw.get("n_routed_experts", 128),
-        "shared_expert_intermediate_size": num_shared * size,
-        "mlp_only_layers": list(layers_of(raw)[: raw.get("first_k_dense_replace", 1)]),
+        **keys,
+        "num_experts": keys["n_routed_experts"],
+        "shared_expert_intermediate_size": keys["n_shared_experts"] * keys["moe_intermediate_size"],
+        "mlp_only_layers": list(layers_of(keys)[: keys["first_k_dense_replace"]]),
     }

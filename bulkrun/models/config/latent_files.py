@@ -8,9 +8,13 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number, layers_of
+from bulkrun.models.config.family_files import of_routed_experts
+from bulkrun.models.config.layer_kinds import of_layers
 from bulkrun.models.config.rope import mscale, rope_keys
 
 _Keys = Mapping[str, Any]
+_NO_ROPE: _Keys = {}
+# keys of the files, with what holds where one is missing, and keys that are made of them
 _ATTENTION: dict[str, Any] = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -34,7 +38,6 @@ _EXPERTS: dict[str, Any] = {
     "group_experts_counted": 2,
     "mlp_only_layers": None,
 }
-# those of the family's own words that another key is made of stand with the others
 DEEPSEEK_V2_KEYS = _ATTENTION | _EXPERTS | {
     "n_routed_experts": 64,
     "n_shared_experts": 2,
@@ -133,10 +136,10 @@ def of_deepseek_v3(raw: _Keys) -> _Keys:
 def of_glm_lite(raw: _Keys) -> _Keys:
     """GLM-4.7-Flash: dense layers may be told by a list."""
     keys = _of_experts(_of_latents({**GLM_LITE_KEYS, **raw}), GLM_LITE_KEYS)
-    kinds = keys.get("mlp_layer_types")
-    if kinds is None:
+    if keys.get("mlp_layer_types") is None:
         return keys
-    return {**keys, "mlp_only_layers": [layer for layer in layers_of(raw) if kinds[layer : layer + 1] == ["dense"]]}
+    kinds = of_layers(keys, "mlp_layer_types")
+    return {**keys, "mlp_only_layers": [layer for layer, kind in enumerate(kinds) if kind == "dense"]}
 
 
 def of_mistral4(raw: _Keys) -> _Keys:
@@ -168,9 +171,6 @@ def of_youtu(raw: _Keys) -> _Keys:
     return _of_latents({**YOUTU_KEYS, **raw})
 
 
-_NO_ROPE: _Keys = {}
-
-
 def _of_latents(keys: _Keys, default_rope: _Keys = _NO_ROPE) -> dict[str, Any]:
     """Heads as the cache has them: one key of a token, the part that turns and then its latent.
 
@@ -179,31 +179,25 @@ def _of_latents(keys: _Keys, default_rope: _Keys = _NO_ROPE) -> dict[str, Any]:
     names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank")
     for name in names:
         check_number(name, keys[name], int)
-        if keys[name] % 2:
-            raise ModelError(f"{name} {keys[name]} is not supported; it must be even")
     nope, turning, latent = (keys[name] for name in names)
-    rope = rope_keys(keys, default_rope)
-    is_scaled = (rope.get("rope_type") or rope.get("type") or "default") != "default" and rope.get("mscale_all_dim")
+    if turning % 2:
+        raise ModelError(f"qk_rope_head_dim {turning} is not supported; it must be even")
     return {
         **keys,
         "num_key_value_heads": 1,
         "head_dim": turning + latent,
-        "attention_multiplier": (mscale(rope["factor"], rope["mscale_all_dim"]) ** 2 if is_scaled else 1.0)
-        / math.sqrt(nope + turning),
+        "attention_multiplier": _scores_scale(rope_keys(keys, default_rope)) / math.sqrt(nope + turning),
     }
+
+
+def _scores_scale(rope: _Keys) -> float:
+    kind, weight = rope.get("rope_type") or rope.get("type") or "default", rope.get("mscale_all_dim")
+    return 1.0 if kind == "default" or not weight else mscale(rope["factor"], weight) ** 2
 
 
 def _of_experts(keys: dict[str, Any], known: _Keys) -> dict[str, Any]:
-    """Names of their own, and dense layers first. Raises ModelError for what no published file asks for."""
+    """Raises ModelError for what no published file asks for."""
     for name, expected in {"scoring_func": known["scoring_func"], "moe_layer_freq": 1}.items():
         if keys.get(name, expected) != expected:
             raise ModelError(f"{name} {keys[name]!r} is not supported; {expected} is")
-    size, num_shared = keys["moe_intermediate_size"], keys["n_shared_experts"]
-    for name, value in (("moe_intermediate_size", size), ("n_shared_experts", num_shared)):
-        check_number(name, value, int)
-    return {
-        **keys,
-        "num_experts": keys["n_routed_experts"],
-        "shared_expert_intermediate_size": num_shared * size,
-        "mlp_only_layers": list(layers_of(keys)[: keys["first_k_dense_replace"]]),
-    }
+    return of_routed_experts(keys)

@@ -134,7 +134,7 @@ def ablations() -> list[Item]:
             least=100, trace=True,
         ),
         Item(
-            "glm-4.7-flash, 1024/256", LATENTS, "1024", "256", 35_000, (Prediction("share_of_serial", 0.33),), 400,
+            "glm-4.7-flash, 1024/256", LATENTS, "1024", "256", 32_000, (Prediction("share_of_serial", 0.38),), 400,
             least=100, trace=True,
         ),
         Item(

@@ -127,6 +127,7 @@ def test_what_a_file_does_not_say_is_that_of_the_largest_model() -> None:
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, r"topk_method 'noaux_tc' is not supported; greedy and"),
         ("Glm4MoeForCausalLM", {"n_group": 3}, r"'n_group' is 3 with topk_group 1, .* does not go together"),
         ("MiniCPM3ForCausalLM", {"dim_model_base": 0}, r"'dim_model_base' is 0, not a number above 0"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, r"'mlp_layer_types' has 1 values for 3 layers"),
         ("YoutuForCausalLM", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported; 1.0 is"),
     ],
 )
