@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.scheduling.admission import MIN_SAMPLES
@@ -85,7 +87,7 @@ def preempted(scheduler: Scheduler) -> list[Sequence]:
 @torch.no_grad()
 def generate_with_transformers(variant: str, prompt: SequenceOf[int], max_tokens: int, **options: Any) -> list[int]:
     """Greedy output of transformers for one prompt, without the end-of-sequence token."""
-    model = make_tiny_model(variant)
+    model = _reference(variant)
     input_ids = torch.tensor([list(prompt)])
     output = model.generate(
         input_ids,
@@ -96,3 +98,9 @@ def generate_with_transformers(variant: str, prompt: SequenceOf[int], max_tokens
         **options,
     )
     return output[0, len(prompt) :].tolist()
+
+
+@lru_cache(maxsize=4)
+def _reference(variant: str) -> transformers.PreTrainedModel:
+    """One for several prompts: making it takes as long as some tokens."""
+    return make_tiny_model(variant)

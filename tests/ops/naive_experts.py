@@ -1,4 +1,4 @@
-"""Experts whose weights and inputs are rounded to 8 bits: a naive loop over tokens, and what it is asked over."""
+"""Experts whose weights and inputs are rounded to 8 bits: a naive loop over experts, and what it is asked over."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def naive_experts(
     """float64 [T, E]. `product` rounds rows and weight and gives float64; gates and ups are rounded as an op would."""
     gate_up_bias, down_bias = biases or (torch.zeros(weights[0].shape[:2]), torch.zeros(weights[1].shape[:2]))
     out_TE = torch.zeros(x_TE.shape, dtype=torch.float64)
-    for token in range(x_TE.shape[0]):
-        for weight, expert in zip(weights_Tk[token].tolist(), ids_Tk[token].tolist(), strict=True):
-            both = product(x_TE[token, None], weights[0][expert]) + gate_up_bias[expert].double()
-            gated = activated(both.to(x_TE.dtype).double(), activation, x_TE.dtype)
-            down = product(gated.to(x_TE.dtype), weights[1][expert])[0] + down_bias[expert].double()
-            out_TE[token] += weight * down
+    for expert in ids_Tk.unique().tolist():
+        tokens, choices = (ids_Tk == expert).nonzero(as_tuple=True)
+        both = product(x_TE[tokens], weights[0][expert]) + gate_up_bias[expert].double()
+        gated = activated(both.to(x_TE.dtype).double(), activation, x_TE.dtype)
+        down = product(gated.to(x_TE.dtype), weights[1][expert]) + down_bias[expert].double()
+        out_TE.index_add_(0, tokens, weights_Tk[tokens, choices, None].double() * down)
     return out_TE
 
 

@@ -1,4 +1,4 @@
-"""Experts of fp8, expert by expert, beside a naive loop over tokens in float64 with everything rounded by hand."""
+"""Experts of fp8, expert by expert, beside a naive loop over experts in float64 with everything rounded by hand."""
 
 from __future__ import annotations
 
