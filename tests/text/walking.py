@@ -6,8 +6,9 @@ On the way tokens that are said to be forced are compared with the masks.
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from bulkrun.request import TokenConstraint
 from bulkrun.text.tokenizer import Tokenizer
@@ -17,10 +18,11 @@ Choose = Callable[[list[int]], int]
 
 def allowed_tokens(constraint: TokenConstraint, vocab_size: int) -> list[int] | None:
     """The ids that the mask allows, None for all."""
-    mask = memoryview(array("i", [-1] * (-(-vocab_size // 32))))
-    if not constraint.fill_mask(mask):
+    words = np.full(-(-vocab_size // 32), -1, np.int32)
+    if not constraint.fill_mask(memoryview(words)):
         return None
-    return [token_id for token_id in range(32 * len(mask)) if mask[token_id // 32] >> token_id % 32 & 1]
+    bits: list[int] = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+    return bits
 
 
 def at_random(seed: int) -> Choose:
