@@ -175,9 +175,10 @@ def test_every_family_gives_the_tokens_of_transformers(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variant", ["llama_mqa", "minicpm3"])
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_shared_prefixes_in_captured_steps(
-    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool, variant: str
 ) -> None:
     monkeypatch.setattr(shared_prefixes, "MIN_GROUP_SIZE", 2)
     monkeypatch.setattr(shared_prefixes, "MIN_PREFIX_LEN", 64)
@@ -186,10 +187,10 @@ def test_shared_prefixes_in_captured_steps(
     alike = [3 + 17 * n % (VOCAB_SIZE - 3) for n in range(200)]
     starts = ([*alike, 30, 31], [9] * 30, [*alike, 40], [*alike[:100], 50, 51])
     requests = [Request(str(i), prompt, GREEDY) for i, prompt in enumerate(starts)]
-    expected = by_transformers("llama_mqa", requests)
+    expected = by_transformers(variant, requests)
     sizes = {"max_num_batched_tokens": 100, "max_num_seqs": 4, "max_model_len": 256}
     with gpu_stand_in():
-        engine = make_engine("llama_mqa", device="cuda", enforce_eager=enforce_eager, **sizes)
+        engine = make_engine(variant, device="cuda", enforce_eager=enforce_eager, **sizes)
         assert tokens(engine, requests) == expected
 
 
