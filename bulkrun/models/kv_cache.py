@@ -15,6 +15,7 @@ import torch
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.recurrent_state import RecurrentState
+from bulkrun.ops.attention.paged_attention import are_in_keys
 from bulkrun.ops.cpu.touch_pages import touch_pages
 from bulkrun.ops.dispatch import uses_compiled
 
@@ -90,7 +91,7 @@ class KVCache:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Whole ones, each layer's."""
-        return self.k if self.k[0].shape != self.v[0].shape else [*self.k, *self.v]
+        return self.k if are_in_keys(self.v[0], self.k[0]) else [*self.k, *self.v]
 
     @property
     def block_size(self) -> int:

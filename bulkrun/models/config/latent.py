@@ -7,7 +7,7 @@ share carries the position. Both are all that the cache keeps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from bulkrun.errors import ModelError
@@ -34,29 +34,26 @@ class LatentConfig:
         """Of a head, as queries are projected."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    def projection_shapes(self, hidden_size: int, num_heads: int) -> list[tuple[int, int]]:
+        """Outputs and inputs of a layer's projections, without the matrices of single heads."""
+        rank, num_queries = self.q_lora_rank, num_heads * self.query_dim
+        up = [] if rank is None else [(num_queries, rank)]
+        return [((rank or num_queries) + self.key_dim, hidden_size), *up, (hidden_size, num_heads * self.v_head_dim)]
+
     def num_weights(self, hidden_size: int, num_heads: int) -> int:
         """Weights that one token is multiplied with in a layer."""
-        num_queries, num_values = num_heads * self.query_dim, num_heads * self.v_head_dim
-        to_queries = hidden_size * num_queries
-        if self.q_lora_rank is not None:
-            to_queries = self.q_lora_rank * (hidden_size + num_queries)
-        through_latents = self.kv_lora_rank * num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return to_queries + hidden_size * self.key_dim + through_latents + num_values * hidden_size
+        of_heads = self.kv_lora_rank * num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return of_heads + sum(rows * columns for rows, columns in self.projection_shapes(hidden_size, num_heads))
 
 
 def latent_of(keys: Mapping[str, Any]) -> LatentConfig | None:
     """The latent attention that the keys of a config.json ask for, if any. Raises ModelError for what cannot be one."""
     if "kv_lora_rank" not in keys:
         return None
-    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    for name in (*names, *(["q_lora_rank"] if keys["q_lora_rank"] is not None else [])):
-        check_number(name, keys[name], int)
+    sizes = {field.name: keys[field.name] for field in fields(LatentConfig)}
+    for name, size in sizes.items():
+        if name != "q_lora_rank" or size is not None:
+            check_number(name, size, int)
     if keys["attention_bias"]:
         raise ModelError("attention_bias true is not supported with latent attention; false is")
-    return LatentConfig(
-        kv_lora_rank=keys["kv_lora_rank"],
-        q_lora_rank=keys["q_lora_rank"],
-        qk_nope_head_dim=keys["qk_nope_head_dim"],
-        qk_rope_head_dim=keys["qk_rope_head_dim"],
-        v_head_dim=keys["v_head_dim"],
-    )
+    return LatentConfig(**sizes)

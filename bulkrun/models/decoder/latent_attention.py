@@ -55,7 +55,7 @@ class LatentAttention(nn.Module):
         """`index`: of its latents among the cache's layers."""
         super().__init__()
         self.index, self.latent, self.num_heads = index, latent, config.num_heads
-        self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
+        self.scale = config.attention_scale
         num_queries = config.num_heads * latent.query_dim
         sizes = (latent.q_lora_rank or num_queries, latent.kv_lora_rank, latent.qk_rope_head_dim)
         self.qkv_proj, self._sizes = Linear(config.hidden_size, sum(sizes)), sizes
@@ -81,9 +81,7 @@ class LatentAttention(nn.Module):
         q_THD = ops.norm_rotary_store(qk_TND, None, 0.0, cos, sin, k_cache, None, meta.slot_mapping_T)
         if meta.kv_copies is not None:
             ops.copy_kv(k_cache, v_cache, meta.kv_copies)
-        found_THR = self.paged_attention(
-            q_THD, k_cache, v_cache, meta, scale=self.scale, sliding_window=None, soft_cap=self.soft_cap
-        )
+        found_THR = self.paged_attention(q_THD, k_cache, v_cache, meta, scale=self.scale, sliding_window=None)
         return self.o_proj(self.heads.values(found_THR).flatten(1))
 
     def _queries_and_keys(self, x_TE: torch.Tensor) -> torch.Tensor:

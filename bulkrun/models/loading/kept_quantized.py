@@ -101,7 +101,7 @@ def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
         is_dense = config.moe.beside_mlp or not all(config.moe.sparse_layers)
         inner_sizes = (inner_sizes if is_dense else set()) | {config.moe.intermediate_size}
         inner_sizes |= set() if config.moe.shared_size is None else {config.moe.shared_size}
-    shapes = _shapes_of_latents(config)
+    shapes = [] if config.latent is None else config.latent.projection_shapes(hidden, config.num_heads)
     for layer, kv in enumerate(config.layers_kv if config.latent is None else ()):
         q_size, num_kinds = config.num_heads * kv.head_dim, 2 if config.gates_attention else 1
         shapes += [(num_kinds * q_size + (2 * kv.size if kv.source == layer else 0), hidden), (hidden, q_size)]
@@ -109,16 +109,3 @@ def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
         shapes += config.recurrence.projection_shapes(hidden)
     num_ups = 1 if config.activation == "relu2" else 2
     return shapes + [shape for inner in inner_sizes for shape in ((num_ups * inner, hidden), (hidden, inner))]
-
-
-def _shapes_of_latents(config: DecoderConfig) -> list[tuple[int, int]]:
-    latent, hidden = config.latent, config.hidden_size
-    if latent is None:
-        return []
-    num_queries, rank = config.num_heads * latent.query_dim, latent.q_lora_rank
-    from_latents = [] if rank is None else [(num_queries, rank)]
-    return [
-        ((rank or num_queries) + latent.key_dim, hidden),
-        (hidden, config.num_heads * latent.v_head_dim),
-        *from_latents,
-    ]

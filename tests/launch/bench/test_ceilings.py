@@ -46,7 +46,19 @@ def test_the_ceilings_of_public_shapes_are_those_of_the_table(
 
 @pytest.mark.parametrize(
     "variant",
-    known(["llama_tied", "qwen3", "mixtral", "gpt_oss", "gemma4", "gemma4_moe", "gemma4_unified_whole_panels"]),
+    known(
+        [
+            "llama_tied",
+            "qwen3",
+            "mixtral",
+            "gpt_oss",
+            "gemma4",
+            "gemma4_moe",
+            "gemma4_unified_whole_panels",
+            "deepseek_v3",
+            "minicpm3",
+        ]
+    ),
 )
 def test_the_parameters_counted_are_the_models_own(variant: str, tmp_path: Path) -> None:
     config = ModelConfig.from_dir(save_tiny_model(tmp_path, variant))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,14 @@ def whole_prompt_logits(model: Decoder, tokens: list[int], block_size: int = 16)
     allocate_states(model, cache, 1)
     meta = make_metadata([(0, len(tokens))], [table], block_size, num_decode_seqs=0)
     return model.compute_logits(model(torch.tensor(tokens), torch.arange(len(tokens)), cache, meta))
+
+
+def check_wide_steps(path: Path, variant: str, seed: int, keys: dict[str, Any]) -> None:
+    """Logits of prompts and of steps behind them: wide enough for threads to have rows of their own."""
+    model, sequences = load(path, variant, **keys), [random_tokens(length, seed) for length in (300, 41)]
+    for tokens, ours in zip(sequences, forced_logits(model, sequences, [290, 20]), strict=True):
+        theirs = transformers_logits(variant, tokens, **keys)
+        torch.testing.assert_close(ours, theirs, atol=tolerance_of(variant), rtol=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

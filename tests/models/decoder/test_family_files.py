@@ -20,6 +20,8 @@ from tests.models.paged_driver import tolerance_of
 from tests.models.tiny_models import SMALL, save_published
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1}
+OF_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "num_nextn_predict_layers": 1}
 
 
 def read(architecture: str, **keys: Any) -> DecoderConfig:
@@ -49,6 +51,27 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
         ("glm4_moe", {"first_k_dense_replace": 2, "norm_topk_prob": False, "num_nextn_predict_layers": 1}),
         ("glm4_moe", {"n_group": 4, "topk_group": 2}),
+        ("deepseek_v3", {**OF_V3, "first_k_dense_replace": 2, "norm_topk_prob": False, "rope_theta": 5e4}),
+        ("deepseek_v3", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "rope_interleave": False}),
+        ("moonlight", {**OF_V3, "model_type": "deepseek_v3", "routed_scaling_factor": 2.446}),
+        ("deepseek_v2", {"scoring_func": "softmax", "norm_topk_prob": False, "routed_scaling_factor": 16.0}),
+        ("deepseek_v2_lite", {"rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "n_group": 1}),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"], "partial_rotary_factor": 1.0}),
+        ("glm4_moe_lite", {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "rope_theta": 1e6}),
+        ("minicpm3", {"scale_emb": 5, "scale_depth": 0.7, "dim_model_base": 12, "tie_word_embeddings": True}),
+        ("minicpm3", {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "mlp_bias": True}),
+        (
+            "minicpm3",
+            {
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1.0, 1.1, 1.3, 2.0],
+                    "long_factor": [1.0, 2.0, 4.0, 8.0],
+                    "original_max_position_embeddings": 512,
+                }
+            },
+        ),
+        ("youtu", {"rope_interleave": False, "rope_theta": 1.6e6, "q_lora_rank": None}),
     ],
 )
 def test_keys_mean_what_they_mean_to_transformers(variant: str, keys: dict[str, Any], tmp_path: Path) -> None:
@@ -100,6 +123,20 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("FalconH1ForCausalLM", {"mamba_n_heads": 7}, r"7 Mamba heads of 146 are not the 1024 that"),
         ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "alpha": -1}}, r"key 'alpha' is -1, not a"),
         ("BambaForCausalLM", {"mamba_n_heads": 5, "attn_layer_indices": [1]}, r"5 Mamba heads of 19 are not the 96"),
+        ("DeepseekV3ForCausalLM", {"attention_bias": True}, r"attention_bias true is not supported with latent"),
+        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, r"qk_rope_head_dim 7 is not supported; it must be even"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 0}, r"'kv_lora_rank' is 0, not a whole number above 0"),
+        ("DeepseekV3ForCausalLM", {"v_head_dim": "x"}, r"'v_head_dim' is 'x', not a whole number above 0"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, r"scoring_func 'softmax' is not supported; sigmoid is"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, r"moe_layer_freq 2 is not supported; 1 is"),
+        ("DeepseekV3ForCausalLM", {"n_group": 7}, r"'n_group' is 7 with topk_group 4, .* does not go together"),
+        ("DeepseekV3ForCausalLM", {"topk_group": 9}, r"'n_group' is 8 with topk_group 9, .* does not go together"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, r"norm_topk_prob true is not supported; false is"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, r"topk_method 'noaux_tc' is not supported; greedy and"),
+        ("Glm4MoeForCausalLM", {"n_group": 3}, r"'n_group' is 3 with topk_group 1, .* does not go together"),
+        ("MiniCPM3ForCausalLM", {"dim_model_base": 0}, r"'dim_model_base' is 0, not a number above 0"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, r"'mlp_layer_types' has 1 values for 3 layers"),
+        ("YoutuForCausalLM", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported; 1.0 is"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_said(architecture: str, keys: dict[str, Any], message: str) -> None:

@@ -19,9 +19,15 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.models.kv_cache import KVCache, bytes_per_block
-from tests.models.decoder.test_decoder import load, random_tokens, transformers_logits, whole_prompt_logits
+from tests.models.decoder.test_decoder import (
+    check_wide_steps,
+    load,
+    random_tokens,
+    transformers_logits,
+    whole_prompt_logits,
+)
 from tests.models.load import load_model
-from tests.models.paged_driver import forced_logits, make_metadata, tolerance_of
+from tests.models.paged_driver import make_metadata, tolerance_of
 from tests.models.tiny_models import SMALL, known, make_tiny_model, save_published, save_tiny_model
 
 if not known(["gemma4"]):
@@ -115,12 +121,7 @@ def drawn_keys(seed: int) -> dict[str, Any]:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("seed", range(16))
 def test_any_layers_have_the_logits_of_transformers(seed: int, tmp_path: Path) -> None:
-    """Its steps are wide enough for threads to have rows of their own."""
-    keys, lens = drawn_keys(seed), [300, 41]
-    model, sequences = load(tmp_path, "gemma4", **keys), [random_tokens(length, seed) for length in lens]
-    for tokens, ours in zip(sequences, forced_logits(model, sequences, [290, 20]), strict=True):
-        theirs = transformers_logits("gemma4", tokens, **keys)
-        torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+    check_wide_steps(tmp_path, "gemma4", seed, drawn_keys(seed))
 
 
 def test_what_a_file_does_not_say_is_as_in_transformers() -> None:
