@@ -159,7 +159,7 @@ def test_values_within_keys(
         soft_cap=soft_cap,
         has_sinks=has_sinks,
         dtype=dtype,
-        tolerance=2e-6 if dtype == torch.float32 else 3e-2,
+        tolerance=5e-6 if dtype == torch.float32 else 3e-2,  # sums of 576 products: up to 1.8e-6 here
     )
 
 
