@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m", "qwen3.5-0.8b")
+SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m", "qwen3.5-0.8b", "qwen3-moe-0.4b")
 _GAINS_BESIDE_1 = ("gemma3_text", "qwen3_5_text")  # 1 is added to them
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
@@ -55,6 +55,12 @@ def _model(shape: str) -> transformers.PreTrainedModel:
         heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 16}
         config = transformers.Qwen3_5TextConfig(**sizes, **special, **heads, tie_word_embeddings=True)
         return transformers.Qwen3_5ForCausalLM(config)
+    if (
+        shape == "qwen3-moe-0.4b"
+    ):  # no published model is as small: Qwen3-30B-A3B's layers at three eighths of its width
+        sizes = _sizes(hidden=768, intermediate=2304, layers=12, heads=12, kv_heads=4, head_dim=64, vocab=16384)
+        experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 384, "norm_topk_prob": True}
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **special, **experts))
     assert shape == "qwen3-0.6b", f"no shape {shape}"
     # the body of Qwen3-0.6B; its vocabulary of 151,936 is cut down to what can be trained here
     sizes = _sizes(hidden=1024, intermediate=3072, layers=28, heads=16, kv_heads=8, head_dim=128, vocab=16384)
@@ -79,9 +85,9 @@ def _sizes(
 @torch.no_grad()
 def _randomize(model: transformers.PreTrainedModel) -> None:
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 or ".experts." in name:
+            parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
     final_norm = model.model.norm.weight
     signs = torch.randint(0, 2, final_norm.shape, generator=generator) * 2 - 1
     final_norm.copy_(signs - 1 if model.config.model_type in _GAINS_BESIDE_1 else signs)
