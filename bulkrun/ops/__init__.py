@@ -55,6 +55,7 @@ from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 from bulkrun.ops.step_inputs import StepBuffers
 from bulkrun.ops.step_inputs import append_tokens as _append_tokens
 from bulkrun.ops.step_inputs import step_inputs as _step_inputs
+from bulkrun.ops.xielu import xielu as _xielu
 
 add_layer_norm = by_device(_add_layer_norm)
 add_rms_norm = by_device(_add_rms_norm)
@@ -81,6 +82,7 @@ silu_mul = by_device(_silu_mul)
 state_space = by_device(_state_space)
 step_inputs = by_device(_step_inputs)
 token_logprobs = by_device(_token_logprobs)
+xielu = by_device(_xielu)
 
 __all__ = [
     "AttentionMetadata",
@@ -137,4 +139,5 @@ __all__ = [
     "sum_by_token",
     "token_logprobs",
     "waits_for_gpu",
+    "xielu",
 ]

@@ -46,6 +46,9 @@ NAMES = [
     "deepseek_v2_lite",
     "deepseek_v3",
     "mistral4",
+    "apertus",
+    "afmoe",
+    "minimax_m2",
     "minicpm3",
     "mimo_v2_flash",
 ]

@@ -114,7 +114,19 @@ def test_experts_without_gates_have_those_tokens_though_they_fill_no_panels(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "variant", ["llama_biases", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_next", "mixtral", "gpt_oss", "minicpm3"]
+    "variant",
+    [
+        "llama_biases",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_5",
+        "qwen3_next",
+        "mixtral",
+        "gpt_oss",
+        "minicpm3",
+        "cohere2",
+        "apertus",
+    ],
 )
 def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_they_are_slow(
     make_engine: EngineFactory, variant: str, deterministic: bool, caplog: pytest.LogCaptureFixture

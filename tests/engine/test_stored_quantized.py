@@ -85,6 +85,11 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
         ("ct_channel", "gemma4"),
         ("block", "deepseek_v3"),
         ("int8_channel", "deepseek_v2_lite"),
+        ("block", "minimax_m2"),
+        ("ct_channel", "afmoe"),
+        ("int8_channel", "hunyuan_moe"),
+        ("ct_channel", "cohere2"),
+        ("block", "apertus"),
     ],
 )
 def test_experts_states_and_rows_in_another_order_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:

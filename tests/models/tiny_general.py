@@ -31,10 +31,10 @@ GROUPED = {
     "first_k_dense_replace": 1,
 }
 
-_MIXED = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 9, "head_dim": 16}
-_DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
-_SPARSE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
-_IN_GROUPS = {"n_group": 3, "topk_group": 2}
+MIXED = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 9, "head_dim": 16}
+DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+SPARSE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+IN_GROUPS = {"n_group": 3, "topk_group": 2}
 # queries grow beyond the original context
 GROWING = {
     "rope_parameters": {
@@ -65,43 +65,22 @@ GEMMA4 = {
 
 # the rest of the architectures that the general path is tried with: less often, for time's sake
 GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "apertus": ("ApertusForCausalLM", {}),
     "biogpt": ("BioGptForCausalLM", NO_GQA),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", NO_GQA),
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", NO_GQA | {"multi_query": False}),
-    "helium": ("HeliumForCausalLM", {"head_dim": 8}),
-    "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
     "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
     "olmo": ("OlmoForCausalLM", {}),
     "persimmon": ("PersimmonForCausalLM", NO_GQA),
     "phi": ("PhiForCausalLM", {}),
     "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 131_072}),
-    "qwen2_moe": (
-        "Qwen2MoeForCausalLM",
-        {
-            "moe_intermediate_size": 24,
-            "num_experts_per_tok": 3,
-            "num_experts": 5,
-            "shared_expert_intermediate_size": 32,
-        },
-    ),
     # of 2025 and 2026
-    "afmoe": (
-        "AfmoeForCausalLM",
-        _MIXED | _SPARSE | {"num_dense_layers": 1, "num_shared_experts": 1, "mup_enabled": True},
-    ),
     "apertus1p5": ("Apertus1p5TextForCausalLM", {"head_dim": 16}),
-    "axk1": ("AXK1ForCausalLM", LATENT | GROUPED | _DENSE_FIRST),
-    "beam": ("BeamForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
+    "axk1": ("AXK1ForCausalLM", LATENT | GROUPED | DENSE_FIRST),
+    "beam": ("BeamForCausalLM", MIXED | SPARSE | IN_GROUPS | DENSE_FIRST),
     "cohere2_moe": (
         "Cohere2MoeForCausalLM",
-        _MIXED | _SPARSE | {"pad_token_id": 0, "num_shared_experts": 1, "logit_scale": 1.0},
+        MIXED | SPARSE | {"pad_token_id": 0, "num_shared_experts": 1, "logit_scale": 1.0},
     ),
-    "cwm": ("CwmForCausalLM", _MIXED),
-    "dots1": ("Dots1ForCausalLM", GROUPED | _MIXED | {"n_shared_experts": 1}),
-    "exaone_moe": ("ExaoneMoeForCausalLM", _MIXED | _SPARSE | _IN_GROUPS | _DENSE_FIRST),
-    "flex_olmo": ("FlexOlmoForCausalLM", {"pad_token_id": 0, "num_experts": 5, "num_experts_per_tok": 2}),
-    "flint": ("FlintForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
     "gemma3n": (
         "Gemma3nForCausalLM",
         SHARED_KV
@@ -113,28 +92,13 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
         },
     ),
-    "granite_swa": ("GraniteSWAForCausalLM", _MIXED | MULTIPLIERS),
-    "granitemoe_swa": (
-        "GraniteMoeSWAForCausalLM",
-        _MIXED | MULTIPLIERS | {"num_local_experts": 5, "num_experts_per_tok": 2},
-    ),
-    "granitemoeshared": (
-        "GraniteMoeSharedForCausalLM",
-        MULTIPLIERS | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
-    ),
-    "hunyuan_moe": (
-        "HunYuanMoEV1ForCausalLM",
-        {"head_dim": 16, "num_experts": 5, "moe_topk": 2, "moe_intermediate_size": 24},
-    ),
-    "hy_v3": ("HYV3ForCausalLM", _SPARSE | _DENSE_FIRST | {"head_dim": 16}),
-    "hyperclovax": ("HyperCLOVAXForCausalLM", MULTIPLIERS | {"head_dim": 16}),
     "jais2": ("Jais2ForCausalLM", {"head_dim": 16}),
-    "kolibri1": ("Kolibri1ForCausalLM", _MIXED | _SPARSE | {"shared_expert_intermediate_size": 24}),
+    "kolibri1": ("Kolibri1ForCausalLM", MIXED | SPARSE | {"shared_expert_intermediate_size": 24}),
     "laguna": (
         "LagunaForCausalLM",
-        _MIXED
-        | _SPARSE
-        | _DENSE_FIRST
+        MIXED
+        | SPARSE
+        | DENSE_FIRST
         | {"shared_expert_intermediate_size": 24, "num_attention_heads_per_layer": [6, 8, 6]},
     ),
     "longcat_flash": (
@@ -150,12 +114,11 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_topk": 2,
         },
     ),
-    "mellum": ("MellumForCausalLM", _MIXED | _SPARSE | _DENSE_FIRST),
     "mimo_v2_flash": (
         "MiMoV2FlashForCausalLM",
-        _MIXED
+        MIXED
         | GROUPED
-        | _DENSE_FIRST
+        | DENSE_FIRST
         | {
             "num_attention_heads": 8,
             "v_head_dim": 10,
@@ -165,14 +128,11 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "minimax_m2": ("MiniMaxM2ForCausalLM", {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2}),
     "modernbert_decoder": (
         "ModernBertDecoderForCausalLM",
         NO_GQA | {"pad_token_id": 0, "local_attention": 18, "global_attn_every_n_layers": 2},
     ),
     "nanochat": ("NanoChatForCausalLM", {}),
-    "solar_open": ("SolarOpenForCausalLM", GROUPED | {"head_dim": 16}),
-    "vaultgemma": ("VaultGemmaForCausalLM", _MIXED | {"query_pre_attn_scalar": 24, "tie_word_embeddings": True}),
     # and of before
     "jetmoe": ("JetMoeForCausalLM", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "ctrl": ("CTRLLMHeadModel", NO_GQA | {"dff": 72}),

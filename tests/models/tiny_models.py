@@ -18,14 +18,18 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_general import (
+    DENSE_FIRST,
     GEMMA4,
     GENERAL_VARIANTS,
     GROUPED,
     GROWING,
+    IN_GROUPS,
     LATENT,
+    MIXED,
     MULTIPLIERS,
     NO_GQA,
     SHARED_KV,
+    SPARSE,
 )
 
 VOCAB_SIZE = 131
@@ -175,6 +179,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral_sliding": ("MistralForCausalLM", {"sliding_window": 13}),
     "ministral3": ("Ministral3ForCausalLM", GROWING | {"head_dim": 16, "sliding_window": None}),
+    "apertus": ("ApertusForCausalLM", {}),
     "arcee": ("ArceeForCausalLM", {}),
     "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
@@ -394,13 +399,64 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteForCausalLM",
         MULTIPLIERS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
+    "cohere": ("CohereForCausalLM", {"pad_token_id": 0, "logit_scale": 0.5}),
+    "cohere_qk_norm": (
+        "CohereForCausalLM",
+        {"pad_token_id": 0, "logit_scale": 1.5, "use_qk_norm": True, "tie_word_embeddings": True},
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {"pad_token_id": 0, "head_dim": 8, "sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.5},
+    ),
+    "cwm": ("CwmForCausalLM", MIXED),
+    "helium": ("HeliumForCausalLM", {"head_dim": 8}),
+    "hyperclovax": ("HyperCLOVAXForCausalLM", MULTIPLIERS | {"head_dim": 16, "residual_multiplier": 1.0}),
+    "granite_swa": ("GraniteSWAForCausalLM", MIXED | MULTIPLIERS | {"layer_rope_theta": [0, 5e4, 3e3]}),
+    "vaultgemma": ("VaultGemmaForCausalLM", MIXED | {"query_pre_attn_scalar": 24, "tie_word_embeddings": True}),
+    "flex_olmo": ("FlexOlmoForCausalLM", {"pad_token_id": 0, "num_experts": 5, "num_experts_per_tok": 2}),
+    "mellum": ("MellumForCausalLM", MIXED | SPARSE | DENSE_FIRST),
+    "minimax_m2": (
+        "MiniMaxM2ForCausalLM",
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "afmoe": (
+        "AfmoeForCausalLM",
+        MIXED | SPARSE | {"num_dense_layers": 1, "num_shared_experts": 1, "mup_enabled": True},
+    ),
+    "dots1": ("Dots1ForCausalLM", GROUPED | MIXED | {"n_shared_experts": 1}),
+    "exaone_moe": ("ExaoneMoeForCausalLM", MIXED | SPARSE | IN_GROUPS | DENSE_FIRST),
+    "flint": ("FlintForCausalLM", MIXED | SPARSE | {"shared_expert_intermediate_size": 24}),
+    "granitemoeshared": (
+        "GraniteMoeSharedForCausalLM",
+        MULTIPLIERS | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+    ),
+    "granitemoe_swa": (
+        "GraniteMoeSWAForCausalLM",
+        MIXED
+        | MULTIPLIERS
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 32, "intermediate_size": 24},
+    ),
+    "hy_v3": ("HYV3ForCausalLM", SPARSE | DENSE_FIRST | {"head_dim": 16}),
+    "hunyuan_moe": (
+        "HunYuanMoEV1ForCausalLM",
+        {"head_dim": 16, "num_experts": 5, "moe_topk": 2, "moe_intermediate_size": 24},
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "moe_intermediate_size": 24,
+            "num_experts_per_tok": 3,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "solar_open": ("SolarOpenForCausalLM", GROUPED | {"head_dim": 16}),
     # from here on the general path
     "gpt2": ("GPT2LMHeadModel", NO_GQA),
     "gpt_neox": ("GPTNeoXForCausalLM", NO_GQA),
     "opt": ("OPTForCausalLM", NO_GQA | {"ffn_dim": 72, "word_embed_proj_dim": 32, "pad_token_id": 0}),
     "stablelm": ("StableLmForCausalLM", {}),
-    "cohere": ("CohereForCausalLM", {"pad_token_id": 0}),
-    "cohere2": ("Cohere2ForCausalLM", {"pad_token_id": 0, "head_dim": 8, "sliding_window": 9}),
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
 

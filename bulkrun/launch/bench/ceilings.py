@@ -167,7 +167,7 @@ def _attention_weights(config: DecoderConfig, layer: int) -> int:
 
 def _mlp_weights(config: DecoderConfig, layer: int) -> int:
     hidden, moe = config.hidden_size, config.moe
-    num_matrices = 2 if config.activation == "relu2" else 3
+    num_matrices = 3 if config.has_mlp_gates else 2
     if moe is None or not moe.sparse_layers[layer]:
         return num_matrices * hidden * config.mlp_size(layer)
     sizes = moe.intermediate_size * moe.num_experts_per_tok + (moe.shared_size or 0)

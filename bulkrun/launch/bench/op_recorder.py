@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
 
 _PASSES = {  # over tensors as large as the result
-    "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "causal_conv": 2, "gated_rms_norm": 3,
+    "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "xielu": 2, "causal_conv": 2, "gated_rms_norm": 3,
 }  # fmt: skip
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
 _PRODUCTS = (  # modules, by their attribute

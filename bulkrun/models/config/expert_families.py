@@ -1,11 +1,15 @@
-"""The part of the table of families with mixtures of experts whose layers all attend. Torch-free."""
+"""The part of the table of families with mixtures of experts whose layers all attend. Torch-free.
+
+Those with experts that every token has, beside those picked for it, stand in `shared_expert_families`.
+"""
 
 from __future__ import annotations
 
+from bulkrun.models.config.expert_files import of_mellum, of_minimax, of_olmoe
 from bulkrun.models.config.family import GRANITE_KEYS, Family
-from bulkrun.models.config.family_files import of_ernie_moe, of_glm_moe, of_olmoe
+from bulkrun.models.config.shared_expert_families import WITH_SHARED_EXPERTS
 
-MIXTURES: dict[str, Family] = {
+_ALONE: dict[str, Family] = {
     "MixtralForCausalLM": Family(
         "mixtral",
         "Mixtral",
@@ -91,55 +95,63 @@ MIXTURES: dict[str, Family] = {
         qk_norm="projection",
         in_common_words=of_olmoe,
     ),
-    "Ernie4_5_MoeForCausalLM": Family(
-        "ernie4_5_moe",
-        "ERNIE 4.5 (mixture of experts: 21B-A3B)",
-        "as ERNIE 4.5, experts chosen by softmax and bias beside shared ones",
+    "FlexOlmoForCausalLM": Family(
+        "flex_olmo",
+        "FlexOlmo",
+        "as OLMo 2, mixture of experts",
         {
-            "max_position_embeddings": 131_072,
-            "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
             "rope_theta": 500_000.0,
-            "tie_word_embeddings": True,
-            "moe_intermediate_size": 1536,
-            "shared_expert_intermediate_size": 3072,
-            "num_experts": 64,
-            "num_experts_per_tok": 6,
-            "use_expert_bias": True,
-            "mlp_only_layers": None,
-        },
-        gates_shared_expert=False,
-        routes_in_float32=True,
-        turns_neighbours=True,
-        in_common_words=of_ernie_moe,
-    ),
-    "Glm4MoeForCausalLM": Family(
-        "glm4_moe",
-        "GLM-4.5, 4.6 and 4.7 (Air and whole)",
-        "experts chosen by sigmoid and bias beside a shared one, partial RoPE",
-        {
-            "max_position_embeddings": 131_072,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
             "attention_bias": False,
-            "attention_out_bias": False,
-            "use_qk_norm": False,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 1408,
-            "num_experts": 128,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": False,
+        },
+        qk_norm="projection",
+        norms="post",
+        norm_rounds_once=True,
+    ),
+    "MellumForCausalLM": Family(
+        "mellum",
+        "Mellum 2",
+        "QK-norm, sliding window layers with a RoPE of their own",
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 500_000.0,
+            "rope_local_base_freq": 10_000.0,
+            "partial_rotary_factor": None,
+            "attention_bias": False,
+            "sliding_window": 1024,
+            "layer_types": None,
+            "moe_intermediate_size": 896,
+            "num_experts": 64,
             "num_experts_per_tok": 8,
             "norm_topk_prob": True,
-            "use_expert_bias": True,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
-            "group_experts_counted": 2,
             "mlp_only_layers": None,
         },
-        gates_shared_expert=False,
+        qk_norm="head",
+        in_common_words=of_mellum,
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        "minimax_m2",
+        "MiniMax M2, M2.1, M2.5",
+        "experts chosen by sigmoid and bias, QK-norm of the whole projection, partial RoPE",
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 196_608,
+            "rope_theta": 5_000_000.0,
+            "partial_rotary_factor": None,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "use_expert_bias": True,
+        },
+        qk_norm="projection",
         routes_in_float32=True,
         expert_scores="sigmoid",
-        in_common_words=of_glm_moe,
+        in_common_words=of_minimax,
     ),
 }
+MIXTURES = _ALONE | WITH_SHARED_EXPERTS

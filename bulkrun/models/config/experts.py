@@ -101,9 +101,9 @@ def _groups(keys: Mapping[str, Any], num_experts: int, num_chosen: int) -> Exper
 
 
 def _shared_size(keys: Mapping[str, Any]) -> int | None:
-    if "shared_expert_intermediate_size" not in keys:
+    size: int | None = keys.get("shared_expert_intermediate_size")
+    if size is None:
         return None
-    size: int = keys["shared_expert_intermediate_size"]
     check_number("shared_expert_intermediate_size", size, int)
     return size
 

@@ -1,8 +1,8 @@
 """The table of decoder families: one row per architecture, everything else about a family is a flag. Torch-free.
 
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
-meaning for it, whatever the file says. Mixtures of experts stand in `expert_families`, those of which some layers keep
-a state in `hybrid_families`, Gemma's in `gemma_families`.
+meaning for it, whatever the file says. Those of Llama's own blocks stand in `llama_families`, mixtures of experts in
+`expert_families`, those of which some layers keep a state in `hybrid_families`, Gemma's in `gemma_families`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from bulkrun.models.config.expert_families import MIXTURES
-from bulkrun.models.config.family import GRANITE_KEYS, Family
-from bulkrun.models.config.family_files import of_ernie, of_exaone, of_hunyuan
+from bulkrun.models.config.family import BIASES, GRANITE_KEYS, LLAMA3_ROPE, WINDOW, Family
+from bulkrun.models.config.family_files import (
+    of_cohere,
+    of_ernie,
+    of_exaone,
+    of_granite_swash,
+    of_hunyuan,
+    of_hyperclovax,
+)
 from bulkrun.models.config.gemma_families import GEMMAS
 from bulkrun.models.config.hybrid_families import HYBRIDS
 from bulkrun.models.config.latent_families import LATENTS
+from bulkrun.models.config.llama_families import LLAMAS
 
-_BIASES = {"attention_bias": False, "mlp_bias": False}
-_WINDOW = {"sliding_window": 4096, "layer_types": None}
-_MISTRAL = _WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
-_MINISTRAL_ROPE = {  # where the file says nothing
-    "rope_type": "yarn",
-    "rope_theta": 1_000_000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16_384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-_QWEN = _WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
+_APERTUS_ROPE = LLAMA3_ROPE | {"rope_theta": 12_000_000.0, "factor": 8.0}  # where the file says nothing
+_QWEN = WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
 _QWEN |= {"use_sliding_window": False, "max_window_layers": 28}
 _GLM: dict[str, Any] = {
     "head_dim": 128,
@@ -41,48 +36,77 @@ _GLM: dict[str, Any] = {
     "attention_bias": True,
     "attention_out_bias": False,
 }
+_COHERE: dict[str, Any] = {
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "logits_scaling": 16.0,
+}
+_OF_COHERE: dict[str, Any] = {
+    "norms": "beside",
+    "are_centered": True,
+    "turns_neighbours": True,
+    "in_common_words": of_cohere,
+}
 _DENSE: dict[str, Family] = {
-    "LlamaForCausalLM": Family(
-        "llama",
-        "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
-        "RoPE: default, linear, llama3, yarn, dynamic",
-        _BIASES,
+    "CohereForCausalLM": Family(
+        "cohere",
+        "Command R, R+, Aya Expanse, Aya 23",
+        "layer normalization, attention and MLP beside each other",
+        _COHERE | {"rope_theta": 500_000.0, "use_qk_norm": False},
+        **_OF_COHERE,
     ),
-    "MistralForCausalLM": Family(
-        "mistral", "Mistral; the text part of Mistral Small 3.1, 3.2, Magistral", "sliding window", _MISTRAL
-    ),
-    "Ministral3ForCausalLM": Family(
-        "ministral3",
-        "Ministral 3 (the text part)",
-        "yarn, queries that grow beyond the original context",
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 262_144,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": None,
-            "grows_queries": True,
+    "Cohere2ForCausalLM": Family(
+        "cohere2",
+        "Command R7B, Command A",
+        "as Cohere, RoPE in sliding window layers alone",
+        _COHERE
+        | {
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "layer_types": None,
+            "rope_in_windows_alone": True,
         },
-        rope=_MINISTRAL_ROPE,
+        **_OF_COHERE,
     ),
-    "ArceeForCausalLM": Family(
-        "arcee",
-        "Arcee AFM 4.5B",
-        "MLPs without gates",
-        {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5} | _BIASES,
-    ),
-    "SeedOssForCausalLM": Family(
-        "seed_oss",
-        "Seed-OSS",
-        "biases",
+    "HeliumForCausalLM": Family(
+        "helium",
+        "Helium",
+        "RoPE of neighbouring dimensions",
         {
             "head_dim": 128,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 524_288,
-            "attention_bias": True,
+            "num_key_value_heads": 20,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-8,
+            "rope_theta": 100_000.0,
             "attention_out_bias": False,
-            "mlp_bias": False,
+        }
+        | BIASES,
+        norm_rounds_once=True,
+        turns_neighbours=True,
+    ),
+    "HyperCLOVAXForCausalLM": Family(
+        "hyperclovax",
+        "HyperCLOVA X SEED",
+        "as Granite, norms around both blocks",
+        GRANITE_KEYS | BIASES,
+        norms="sandwich",
+        in_common_words=of_hyperclovax,
+    ),
+    "ApertusForCausalLM": Family(
+        "apertus",
+        "Apertus",
+        "MLPs without gates, with an activation of two trained numbers, QK-norm",
+        {
+            "hidden_act": "xielu",
+            "max_position_embeddings": 65_536,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12_000_000.0,
+            "attention_bias": False,
         },
+        qk_norm="head",
+        rope=_APERTUS_ROPE,
     ),
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
@@ -96,7 +120,7 @@ _DENSE: dict[str, Family] = {
             "rope_theta": 500_000.0,
             "tie_word_embeddings": True,
         }
-        | _BIASES,
+        | BIASES,
         turns_neighbours=True,
         in_common_words=of_ernie,
     ),
@@ -144,17 +168,6 @@ _DENSE: dict[str, Family] = {
         _QWEN | {"head_dim": 128, "attention_bias": False},
         qk_norm="head",
     ),
-    "Phi3ForCausalLM": Family(
-        "phi3",
-        "Phi-3, Phi-3.5 (mini, medium), Phi-4, Phi-4-mini",
-        "partial RoPE; longrope models up to their original context",
-        {
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": None,
-            "partial_rotary_factor": 1.0,
-        },
-    ),
     "Olmo2ForCausalLM": Family(
         "olmo2",
         "OLMo 2",
@@ -175,33 +188,34 @@ _DENSE: dict[str, Family] = {
             "attention_bias": False,
             "sliding_window_pattern": 4,
         }
-        | _WINDOW,
+        | WINDOW,
         qk_norm="projection",
         norms="post",
         norm_rounds_once=True,
     ),
-    "SmolLM3ForCausalLM": Family(
-        "smollm3",
-        "SmolLM3",
-        "layers without RoPE",
-        {
-            "rope_theta": 2_000_000.0,
-            "max_position_embeddings": 32_768,
+    "GraniteSWAForCausalLM": Family(
+        "granite_swa",
+        "Granite Swash (dense)",
+        "as Granite, attention sinks, sliding window layers",
+        GRANITE_KEYS
+        | BIASES
+        | {
             "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
+            "sliding_window": 128,
             "layer_types": None,
-            "use_sliding_window": False,
-            "sliding_window": None,
-        }
-        | _BIASES,
+            "layer_rope_theta": None,
+        },
+        has_sinks=True,
+        in_common_words=of_granite_swash,
     ),
     "GraniteForCausalLM": Family(
         "granite",
         "Granite 3.x (dense)",
         "multipliers of embeddings, residuals, attention and logits",
-        GRANITE_KEYS | _BIASES,
+        GRANITE_KEYS | BIASES,
     ),
 }
-FAMILIES = _DENSE | GEMMAS | MIXTURES | LATENTS | HYBRIDS
+FAMILIES = LLAMAS | _DENSE | GEMMAS | MIXTURES | LATENTS | HYBRIDS

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from bulkrun.errors import ModelError
 from bulkrun.models.config.recurrence import Recurrence
 
-NormPlacement = Literal["pre", "post", "post_of_attention", "sandwich"]
+NormPlacement = Literal["pre", "post", "post_of_attention", "sandwich", "beside"]
 Scores = Literal["softmax", "sigmoid"]  # of a mixture's experts: over all of them, or of each by itself
-QKNorm = Literal["none", "head", "turned_head", "projection"]
+QKNorm = Literal["none", "head", "turned_head", "centered_head", "projection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,13 @@ class Family:
     notes: str
     keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
     qkv_bias: bool = False  # always has biases on q, k and v, never on o
-    # "head": each head by itself; "turned_head": so too, behind RoPE; "projection": all of q, all of k, as one vector
+    # "head": each head by itself; "turned_head": so too, behind RoPE; "centered_head": so too, less its mean and with a
+    # weight of its own; "projection": all of q, all of k, as one vector
     qk_norm: QKNorm = "none"
-    # before attention and MLP, after them, after them where a layer attends and before them elsewhere, or both
+    # before attention and MLP, after them, after them where a layer attends and before them elsewhere, or both; or
+    # "beside": one before both, which stand beside each other
     norms: NormPlacement = "pre"
+    are_centered: bool = False  # norms subtract the mean first (layer normalization)
     norm_offset: float = 0.0  # added to a norm's stored weight
     norm_rounds_once: bool = False  # norms multiply by their weight in float32
     scales_embeddings: bool = False  # by the square root of hidden_size
@@ -54,6 +57,14 @@ _COMMON_KEYS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
+}
+BIASES = {"attention_bias": False, "mlp_bias": False}
+WINDOW = {"sliding_window": 4096, "layer_types": None}
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
 }
 GRANITE_KEYS: dict[str, Any] = {
     "attention_bias": False,

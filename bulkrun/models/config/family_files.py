@@ -1,6 +1,6 @@
 """config.json of families with words of their own, in those that families have in common. Torch-free.
 
-Those of which some layers keep a state stand in `hybrid_files`.
+Mixtures of experts stand in `expert_files`, those of which some layers keep a state in `hybrid_files`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,6 @@ def of_ernie(raw: _Keys) -> _Keys:
     """ERNIE 4.5: one key for the biases of all projections."""
     has_biases = bool(raw.get("use_bias", False))
     return {**raw, "attention_bias": has_biases, "mlp_bias": has_biases}
-
-
-def of_ernie_moe(raw: _Keys) -> _Keys:
-    """ERNIE 4.5's mixtures: names of their own; every so many layers are sparse, between a first and a last one.
-
-    Raises ModelError for biases, which no published file asks for and which its head would have too.
-    """
-    if raw.get("use_bias"):
-        raise ModelError("use_bias true is not supported in a mixture of experts; false is")
-    size, num_shared = raw.get("moe_intermediate_size", 1536), raw.get("moe_num_shared_experts", 2)
-    interval, first = raw.get("moe_layer_interval", 1), raw.get("moe_layer_start_index", 1)
-    for name, value in (("moe_intermediate_size", size), ("moe_num_shared_experts", num_shared)):
-        check_number(name, value, int)
-    check_number("moe_layer_interval", interval, int)
-    layers = layers_of(raw)
-    last = raw.get("moe_layer_end_index", -1)
-    last = len(layers) - 1 if last == -1 else last
-    return {
-        **raw,
-        "num_experts": raw.get("moe_num_experts", 64),
-        "num_experts_per_tok": raw.get("moe_k", 6),
-        "shared_expert_intermediate_size": num_shared * size,
-        "mlp_only_layers": [layer for layer in layers if (layer + 1) % interval or not first <= layer <= last],
-    }
 
 
 def of_exaone(raw: _Keys) -> _Keys:
@@ -75,26 +51,48 @@ def of_hunyuan(raw: _Keys) -> _Keys:
     return {**raw, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
-def of_olmoe(raw: _Keys) -> _Keys:
-    """OLMoE: queries, keys and values may be kept within limits, which no published file asks for."""
-    if raw.get("clip_qkv") is not None:
-        raise ModelError(f"clip_qkv {raw['clip_qkv']} is not supported; null is")
-    return raw
+def of_cohere(raw: _Keys) -> _Keys:
+    """Cohere: logits are multiplied, and the number in its norms has a name of its own."""
+    scale = raw.get("logit_scale", 0.0625)
+    check_number("logit_scale", scale, float)
+    return {**raw, "logits_scaling": 1 / scale, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
 
 
-def of_glm_moe(raw: _Keys) -> _Keys:
-    """GLM-4.5 to 4.7."""
-    sizes = {"moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 1, "first_k_dense_replace": 1}
-    return of_routed_experts({**sizes, **raw})
+def of_cwm(raw: _Keys) -> _Keys:
+    """Code World Model: each fourth layer sees everything, from the first one on."""
+    return _every_fourth_is_full(raw)
 
 
-def of_routed_experts(keys: _Keys) -> dict[str, Any]:
-    """Experts by DeepSeek's words, which others took over, beside shared ones of their width; dense layers first."""
-    for name in ("moe_intermediate_size", "n_shared_experts"):
-        check_number(name, keys[name], int)
-    return {
-        **keys,
-        "num_experts": keys["n_routed_experts"],
-        "shared_expert_intermediate_size": keys["n_shared_experts"] * keys["moe_intermediate_size"],
-        "mlp_only_layers": list(layers_of(keys)[: keys["first_k_dense_replace"]]),
-    }
+def of_granite_swash(raw: _Keys) -> _Keys:
+    """Granite Swash, as Code World Model. Its layers may have a base frequency each, 0 for none."""
+    return _every_fourth_is_full(raw)
+
+
+def _every_fourth_is_full(raw: _Keys) -> _Keys:
+    if raw.get("layer_types") is not None:
+        return raw
+    return {**raw, "layer_types": [_SLIDING if layer % 4 else _FULL for layer in layers_of(raw)]}
+
+
+def of_hyperclovax(raw: _Keys) -> _Keys:
+    """HyperCLOVA X: Granite's words, but logits are multiplied and not divided.
+
+    Raises ModelError for what no published file asks for.
+    """
+    for name, expected in {"use_post_norm": True, "residual_multiplier": 1.0}.items():
+        if raw.get(name, expected) != expected:
+            raise ModelError(f"{name} {raw[name]!r} is not supported; {expected} is")
+    scaling, head_dim = raw.get("logits_scaling", 1.0), _head_dim(raw)
+    check_number("logits_scaling", scaling, float)
+    scale = raw.get("attention_multiplier")
+    return {**raw, "logits_scaling": 1 / scaling, "attention_multiplier": head_dim**-0.5 if scale is None else scale}
+
+
+def _head_dim(raw: _Keys) -> int:
+    """Raises KeyError and ModelError for sizes that are missing or none."""
+    if raw.get("head_dim") is not None:
+        check_number("head_dim", raw["head_dim"], int)
+        return int(raw["head_dim"])
+    for name in ("hidden_size", "num_attention_heads"):
+        check_number(name, raw[name], int)
+    return int(raw["hidden_size"] // raw["num_attention_heads"])

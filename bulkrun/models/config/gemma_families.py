@@ -18,6 +18,12 @@ _GEMMA: dict[str, Any] = {
     "sliding_window": 4096,
     "layer_types": None,
 }
+_GEMMA2: dict[str, Any] = _GEMMA | {
+    "max_position_embeddings": 8192,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window_pattern": 2,
+}
 _GEMMA4: dict[str, Any] = _GEMMA | {
     "vocab_size": 262_144,
     "num_attention_heads": 8,
@@ -65,14 +71,17 @@ GEMMAS: dict[str, Family] = {
         "gemma2",
         "Gemma 2",
         "soft-caps, sliding window layers",
-        _GEMMA
-        | {
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window_pattern": 2,
-        },
+        _GEMMA2,
         norms="sandwich",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        scales_embeddings=True,
+    ),
+    "VaultGemmaForCausalLM": Family(
+        "vaultgemma",
+        "VaultGemma",
+        "as Gemma 2, without norms after attention and MLP",
+        _GEMMA2,
         norm_offset=1.0,
         norm_rounds_once=True,
         scales_embeddings=True,

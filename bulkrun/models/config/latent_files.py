@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.expert_files import of_routed_experts, with_dense_layers
 from bulkrun.models.config.family import check_number, layers_of
-from bulkrun.models.config.family_files import of_routed_experts
-from bulkrun.models.config.layer_kinds import of_layers
 from bulkrun.models.config.rope import mscale, rope_keys
 
 _Keys = Mapping[str, Any]
@@ -135,11 +134,7 @@ def of_deepseek_v3(raw: _Keys) -> _Keys:
 
 def of_glm_lite(raw: _Keys) -> _Keys:
     """GLM-4.7-Flash: dense layers may be told by a list."""
-    keys = _of_experts(_of_latents({**GLM_LITE_KEYS, **raw}), GLM_LITE_KEYS)
-    if keys.get("mlp_layer_types") is None:
-        return keys
-    kinds = of_layers(keys, "mlp_layer_types")
-    return {**keys, "mlp_only_layers": [layer for layer, kind in enumerate(kinds) if kind == "dense"]}
+    return with_dense_layers(_of_experts(_of_latents({**GLM_LITE_KEYS, **raw}), GLM_LITE_KEYS))
 
 
 def of_mistral4(raw: _Keys) -> _Keys:

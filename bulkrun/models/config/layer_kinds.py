@@ -95,8 +95,13 @@ def layer_ropes(
 
     OLMo 3's windowed layers have the file's `rope_theta` without its scaling, as in the code that it was published
     with. transformers 5 reads the key for the other layers alone and gives these its default, which is what the
-    published files say.
+    published files say. Granite Swash may name each layer's base frequency, 0 for none.
     """
+    if keys.get("layer_rope_theta") is not None:
+        thetas = of_layers(keys, "layer_rope_theta")
+        return tuple(
+            _rope({**of_file, "rope_theta": theta}, keys, theta, head_dim) if theta else None for theta in thetas
+        )
     has_rope = rope_layers(keys)
     if "rope_local_base_freq" not in keys:
         rope = _rope(of_file, keys, keys["rope_theta"], head_dim)

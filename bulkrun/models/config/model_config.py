@@ -6,7 +6,6 @@ general way (`general_config`). What cannot run at all is refused by name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,12 @@ from bulkrun.models.config.heads import heads_of, unlike_layers_of
 from bulkrun.models.config.latent import LatentConfig, latent_of
 from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
-from bulkrun.models.config.multipliers import Multipliers, multipliers_of
+from bulkrun.models.config.multipliers import Multipliers, attention_scale, embedding_multiplier, multipliers_of
 from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2", "xielu": "xielu"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +126,10 @@ class DecoderConfig(ModelConfig):
     mlp_bias: bool
     qk_norm: QKNorm
     norms: NormPlacement
+    are_centered: bool  # norms
     norm_offset: float
     norm_rounds_once: bool
-    activation: str  # silu or gelu_tanh of gates; relu2: MLPs have none
+    activation: str  # silu or gelu_tanh of gates; relu2, xielu: MLPs have none
     attention_scale: float
     attention_soft_cap: float | None
     has_sinks: bool
@@ -187,6 +187,11 @@ class DecoderConfig(ModelConfig):
         """Of latents, which are what values are to the cache."""
         return None if self.latent is None else self.latent.kv_lora_rank
 
+    @property
+    def has_mlp_gates(self) -> bool:
+        """Whether MLPs and experts have gates beside what these let through."""
+        return self.activation in ("silu", "gelu_tanh")
+
     def norms_of(self, layer: int) -> NormPlacement:
         """Where a layer's norms are."""
         if self.norms != "post_of_attention":
@@ -230,16 +235,17 @@ class DecoderConfig(ModelConfig):
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=bool(keys.get("attention_out_bias", attention_bias)),
             mlp_bias=bool(keys.get("mlp_bias", False)),
-            qk_norm="head" if keys.get("use_qk_norm") else family.qk_norm,
+            qk_norm=_qk_norm(keys, family),
             norms=family.norms,
+            are_centered=family.are_centered,
             norm_offset=family.norm_offset,
             norm_rounds_once=family.norm_rounds_once,
             activation=_activation(keys, family),
-            attention_scale=_attention_scale(keys, head_dim),
+            attention_scale=attention_scale(keys, head_dim),
             attention_soft_cap=keys.get("attn_logit_softcapping"),
             has_sinks=family.has_sinks,
             logits_soft_cap=keys.get("final_logit_softcapping"),
-            embedding_multiplier=_embedding_multiplier(keys, family),
+            embedding_multiplier=embedding_multiplier(keys, family),
             residual_multiplier=keys.get("residual_multiplier", 1.0),
             logits_divisor=keys.get("logits_scaling", 1.0),
             sliding_windows=windows,
@@ -265,6 +271,12 @@ class DecoderConfig(ModelConfig):
         )
 
 
+def _qk_norm(keys: Mapping[str, Any], family: Family) -> QKNorm:
+    if not keys.get("use_qk_norm"):
+        return family.qk_norm
+    return "centered_head" if family.are_centered else "head"
+
+
 def _per_layer(keys: Mapping[str, Any], name: str) -> tuple[Any, ...] | None:
     return None if keys.get(name) is None else tuple(keys[name])
 
@@ -281,13 +293,3 @@ def _activation(keys: Mapping[str, Any], family: Family) -> str:
     if given != expected and (given, expected) != ("gelu", "gelu_pytorch_tanh"):  # and the first ones said gelu
         raise ModelError(f"{name} {given!r} is not supported; {expected} is")
     return _ACTIVATIONS[expected]
-
-
-def _attention_scale(keys: Mapping[str, Any], head_dim: int) -> float:
-    if "attention_multiplier" in keys:
-        return float(keys["attention_multiplier"])
-    return 1.0 / math.sqrt(keys.get("query_pre_attn_scalar", head_dim))
-
-
-def _embedding_multiplier(keys: Mapping[str, Any], family: Family) -> float:
-    return float(keys["hidden_size"] ** 0.5 if family.scales_embeddings else keys.get("embedding_multiplier", 1.0))

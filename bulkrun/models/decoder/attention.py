@@ -9,7 +9,14 @@ from torch import nn
 
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
-from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, TurnedQKNorm, empty_parameter
+from bulkrun.models.decoder.layers import (
+    CenteredQKNorm,
+    HeadQKNorm,
+    Linear,
+    ProjectionQKNorm,
+    TurnedQKNorm,
+    empty_parameter,
+)
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
@@ -56,13 +63,15 @@ class Attention(nn.Module):
         """Heads of keys, and of values that are not the keys, which the projection has beside its queries."""
         return 0 if not self.has_own_keys else self.num_kv_heads if self.keys_are_values else 2 * self.num_kv_heads
 
-    def _qk_norm(self, config: DecoderConfig) -> HeadQKNorm | TurnedQKNorm | ProjectionQKNorm | None:
+    def _qk_norm(self, config: DecoderConfig) -> HeadQKNorm | TurnedQKNorm | CenteredQKNorm | ProjectionQKNorm | None:
         if config.qk_norm == "head":
             num_kv_heads = self.num_kv_heads if self.has_own_keys else 0
             num_values = num_kv_heads if config.norms_values else 0
             return HeadQKNorm(config, self.num_heads + num_kv_heads, self.head_dim, num_values=num_values)
         if config.qk_norm == "turned_head":
             return TurnedQKNorm(config)
+        if config.qk_norm == "centered_head":
+            return CenteredQKNorm(config)
         return ProjectionQKNorm(config) if config.qk_norm == "projection" else None
 
     def forward(

@@ -56,8 +56,10 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.has_sinks
         or config.gates_heads
         or config.mlp_alone is not None
-        or config.activation == "relu2"
-        or config.qk_norm == "turned_head"
+        or not config.has_mlp_gates
+        or config.qk_norm in ("turned_head", "centered_head")
+        or config.are_centered
+        or config.norms == "beside"
         or config.attends_beside_states
         or config.latent is not None
         or not _are_whole(config)

@@ -19,12 +19,14 @@ from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layer_inputs import LayerInputMLP
 from bulkrun.models.decoder.layers import (
     MLP,
+    LayerNorm,
     NoNorm,
     PlainMLP,
     RMSNorm,
     Scale,
     dense_mlp,
     empty_parameter,
+    norm_of,
 )
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.short_conv import ShortConv
@@ -50,12 +52,28 @@ class AttentionBesideMamba2(nn.Module):
         return attended_TE.mul_(self.attention_out).add_(self.mamba(x_TE, None, kv_cache, meta), alpha=self.state_out)
 
 
+class AttentionBesideMLP(NamedTuple):
+    """Both look at the same hidden states, and what they find is added up (Cohere)."""
+
+    attention: nn.Module
+    mlp: nn.Module
+
+    def __call__(
+        self, x_TE: torch.Tensor, rotary: Rotary | None, kv_cache: KVCache, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E]; writes this step's keys and values."""
+        attended_TE: torch.Tensor = self.attention(x_TE, rotary, kv_cache, meta)
+        return attended_TE.add_(self.mlp(x_TE))
+
+
 class Block(NamedTuple):
     """One of the blocks around the residual stream: what it adds is `out(module(norm(residual)))`."""
 
-    norm: RMSNorm | NoNorm
-    module: nn.Module  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
-    out: RMSNorm | NoNorm | Scale
+    norm: RMSNorm | LayerNorm | NoNorm
+    module: (
+        nn.Module | AttentionBesideMLP
+    )  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
+    out: RMSNorm | LayerNorm | NoNorm | Scale
     rope: RopeConfig | None = None
     looks_back: bool = False  # at what it makes of earlier tokens: none of a step's may be left out before it
     layer: int | None = None  # whose input is the module's, in the place of a rotary embedding; None: it takes none
@@ -68,13 +86,14 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         norms = config.norms_of(layer)
-        has_norm_before, has_norm_after = norms != "post", norms != "pre"
+        has_norm_before, has_norm_after = norms != "post", norms in ("post", "sandwich")
+        self.are_beside = norms == "beside"
 
-        def norm_before() -> RMSNorm | NoNorm:
-            return RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
+        def norm_before() -> RMSNorm | LayerNorm | NoNorm:
+            return norm_of(config) if has_norm_before else NoNorm()
 
-        def norm_after() -> RMSNorm | NoNorm | Scale:
-            return RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
+        def norm_after() -> RMSNorm | LayerNorm | NoNorm | Scale:
+            return norm_of(config) if has_norm_after else _plain_out(config)
 
         self.rope, self.layer = config.ropes[layer], layer
         has_attention, has_mlp = config.mlp_alone is None or not config.mlp_alone[layer], config.mlp_alone is None
@@ -84,7 +103,7 @@ class DecoderLayer(nn.Module):
         self.mlp = _mlp(config, layer) if has_mlp or not has_attention else None
         if self.mlp is not None:
             has_norms = isinstance(self.mlp, DenseBesideExperts)
-            self.mlp_norm, self.mlp_out = NoNorm() if has_norms else norm_before(), norm_after()
+            self.mlp_norm, self.mlp_out = NoNorm() if has_norms or self.are_beside else norm_before(), norm_after()
             if config.multipliers is not None:
                 self.mlp_out = Scale(config.multipliers.mlp_out)
 
@@ -99,6 +118,10 @@ class DecoderLayer(nn.Module):
         yield blocks[-1]._replace(scale=self.scale)
 
     def _blocks(self) -> Iterator[Block]:
+        if self.are_beside and self.attention is not None and self.mlp is not None:
+            both = AttentionBesideMLP(self.attention, self.mlp)
+            yield Block(self.input_norm, both, self.attention_out, self.rope, looks_back=True)
+            return
         if self.attention is not None:
             reads_others = isinstance(self.attention, Attention) and not self.attention.has_own_keys
             yield Block(self.input_norm, self.attention, self.attention_out, self.rope, looks_back=not reads_others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from bulkrun import ops
@@ -55,6 +56,26 @@ class RMSNorm(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize x + residual, times the `scale` [1] if there is one; returns (normed, new residual)."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps, scale)
+
+
+class LayerNorm(nn.Module):
+    """Normalization of what is left without the mean, with a weight [E] and no bias (Cohere)."""
+
+    def __init__(self, config: DecoderConfig, size: int) -> None:
+        super().__init__()
+        self.weight, self.eps = empty_parameter(size), config.rms_norm_eps
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return F.layer_norm(x_TE, self.weight.shape, self.weight, None, self.eps)
+
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalize x + residual; returns (normed, new residual)."""
+        assert scale is None, "no family with such norms scales its layers"
+        residual = x + residual
+        return self(residual), residual
 
 
 class NoNorm(nn.Module):
@@ -142,6 +163,20 @@ class TurnedQKNorm(RMSNorm):
         return q_THD * (self.weight[0] * self.weight[1])
 
 
+class CenteredQKNorm(nn.Module):
+    """Each query and key head normalized without its mean, with a weight of its own [D] (Command R+)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.weight = empty_parameter(config.num_heads + config.num_kv_heads, config.head_dim)
+        self.eps = config.rms_norm_eps
+
+    def forward(self, qk_TND: torch.Tensor) -> torch.Tensor:
+        """[T, H + K, D] -> the same."""
+        normed_TND = F.layer_norm(qk_TND.float(), qk_TND.shape[-1:], eps=self.eps)
+        return (normed_TND * self.weight.float()).to(qk_TND.dtype)
+
+
 class ProjectionQKNorm(nn.Module):
     """All query heads normalized as one vector, all key heads as another (OLMo 2)."""
 
@@ -178,7 +213,9 @@ class MLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """An MLP without gates (Nemotron)."""
+    """An MLP without gates (Nemotron, Apertus)."""
+
+    in_float32 = ("alphas",)
 
     def __init__(self, config: DecoderConfig, size: int | None = None) -> None:
         """`size`: its width, if that is not the config's."""
@@ -186,15 +223,22 @@ class PlainMLP(nn.Module):
         self.size = size = size or config.intermediate_size
         self.up_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
         self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
+        self.alphas = empty_parameter(2) if config.activation == "xielu" else None  # of `ops.xielu`
 
     def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
         """[T, E] -> [T, E]; what the step says of sequences plays no role."""
-        return self.down_proj(ops.relu_squared(self.up_proj(x_TE)))
+        up_TI = self.up_proj(x_TE)
+        return self.down_proj(ops.relu_squared(up_TI) if self.alphas is None else ops.xielu(up_TI, self.alphas))
+
+
+def norm_of(config: DecoderConfig) -> RMSNorm | LayerNorm:
+    """The family's kind, of hidden states."""
+    return LayerNorm(config, config.hidden_size) if config.are_centered else RMSNorm(config, config.hidden_size)
 
 
 def dense_mlp(config: DecoderConfig, size: int | None = None) -> MLP | PlainMLP:
     """The family's kind."""
-    return PlainMLP(config, size) if config.activation == "relu2" else MLP(config, size)
+    return MLP(config, size) if config.has_mlp_gates else PlainMLP(config, size)
 
 
 class ExpertLinear(nn.Module):
@@ -206,7 +250,7 @@ class ExpertLinear(nn.Module):
     def __init__(self, config: DecoderConfig, moe: MoEConfig, in_features: int, out_features: int) -> None:
         super().__init__()
         # both weights can be packed, or none
-        self.mlp_sizes = ops.ExpertSizes(config.hidden_size, moe.intermediate_size, config.activation != "relu2")
+        self.mlp_sizes = ops.ExpertSizes(config.hidden_size, moe.intermediate_size, config.has_mlp_gates)
         self.weight = empty_parameter(moe.num_experts, out_features, in_features)
         self.bias = empty_parameter(moe.num_experts, out_features) if moe.has_biases else None
 

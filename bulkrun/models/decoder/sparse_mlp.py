@@ -45,7 +45,7 @@ class SparseMLP(nn.Module):
         self.expert_scale = empty_parameter(config.moe.num_experts) if config.moe.beside_mlp else None
         self.activation = _expert_activation(config, config.moe)
         self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
-        num_ups = size if config.activation == "relu2" else 2 * size
+        num_ups = 2 * size if config.has_mlp_gates else size
         self.gate_up_proj = ExpertLinear(config, config.moe, hidden_size, num_ups)
         self.down_proj = ExpertLinear(config, config.moe, size, hidden_size)
         shared_size, has_gate = config.moe.shared_size, config.moe.gates_shared

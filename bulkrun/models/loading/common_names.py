@@ -32,6 +32,7 @@ _GRANITE = {
     "shared_mlp.input_linear": "shared_mlp.gate_up_proj",
     "shared_mlp.output_linear": "shared_mlp.down_proj",
 }
+_GRANITE_SWASH = _GRANITE | {"block_sparse_moe.experts": "mlp.experts", "block_sparse_moe.router": "mlp.gate"}
 _BAMBA = {
     "pre_ff_layernorm": "post_attention_layernorm",
     "feed_forward": "mlp",
@@ -42,6 +43,31 @@ _ERNIE_MOE = {
     "moe_statics.e_score_correction_bias": "expert_bias",
 }
 _SCORE_BIAS = {"gate.e_score_correction_bias": "expert_bias"}
+_SCORE_BIAS_BESIDE = _SCORE_BIAS | {"e_score_correction_bias": "expert_bias"}  # the router, in published files
+_MINIMAX = {
+    "block_sparse_moe.e_score_correction_bias": "mlp.expert_bias",
+    "e_score_correction_bias": "expert_bias",
+}
+_HUNYUAN3 = {
+    "router.gate": "gate",
+    "shared_mlp": "shared_experts",
+    "e_score_correction_bias": "expert_bias",
+}
+_AFMOE = {
+    "router.gate": "gate",
+    "pre_mlp_layernorm": "pre_feedforward_layernorm",
+    "post_mlp_layernorm": "post_feedforward_layernorm",
+}
+_APERTUS = {
+    "attention_layernorm": "input_layernorm",
+    "feedforward_layernorm": "post_attention_layernorm",
+}
+_HYPERCLOVAX = {
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "post_norm1": "post_attention_layernorm",
+    "post_norm2": "post_feedforward_layernorm",
+}
+_HUNYUAN = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
 _GLM4 = {
     "post_self_attn_layernorm": "post_attention_layernorm",
     "post_attention_layernorm": "pre_feedforward_layernorm",
@@ -62,7 +88,12 @@ _NEMOTRON = {
 _GEMMA4 = {"experts": "mlp.experts", "router.proj": "mlp.gate", "router": "mlp.router"}
 # by architecture: whole parts of dotted names, longer ones first
 _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
+    "AfmoeForCausalLM": _AFMOE,
+    "ApertusForCausalLM": _APERTUS,
     "BambaForCausalLM": _BAMBA,
+    "Dots1ForCausalLM": _SCORE_BIAS,
+    "ExaoneMoeForCausalLM": _SCORE_BIAS_BESIDE,
+    "FlintForCausalLM": {"softmax_offset": "sinks"},
     "Ernie4_5_MoeForCausalLM": _ERNIE_MOE,
     "FalconH1ForCausalLM": _BAMBA,
     "Gemma4ForCausalLM": _GEMMA4,
@@ -72,12 +103,20 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "Glm4MoeLiteForCausalLM": _SCORE_BIAS,
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
-    "HunYuanDenseV1ForCausalLM": {"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
+    "GraniteMoeSharedForCausalLM": _GRANITE,
+    "GraniteMoeSWAForCausalLM": _GRANITE_SWASH,
+    "HYV3ForCausalLM": _HUNYUAN3,
+    "HunYuanDenseV1ForCausalLM": _HUNYUAN,
+    "HunYuanMoEV1ForCausalLM": _HUNYUAN | {"gate.wg": "gate"},
+    "HyperCLOVAXForCausalLM": _HYPERCLOVAX,
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,
     "Lfm3ForCausalLM": _LFM3,
+    "MiniMaxM2ForCausalLM": _MINIMAX,
     "NemotronHForCausalLM": _NEMOTRON,
     "OlmoHybridForCausalLM": _OLMO_HYBRID,
+    "SolarOpenForCausalLM": _SCORE_BIAS,
+    "VaultGemmaForCausalLM": {"pre_feedforward_layernorm": "post_attention_layernorm"},
 }
 
 

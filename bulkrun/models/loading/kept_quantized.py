@@ -14,7 +14,7 @@ from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.mxfp4_quantization import Mxfp4Quantization
 from bulkrun.models.config.stored_quantization import StoredQuantization
 from bulkrun.models.loading.any_weights import AnyWeights
-from bulkrun.models.loading.tensor_names import expert_modules
+from bulkrun.models.loading.expert_names import expert_modules
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.matmul.fp8 import can_multiply_fp8
 from bulkrun.settings import Quantization
@@ -23,7 +23,8 @@ from bulkrun.settings import Quantization
 _PARTS = {
     "attention.qkv_proj": (
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj",
-        "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "mixer.q_proj", "mixer.k_proj", "mixer.v_proj",
+        "self_attn.gate_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa",
+        "mixer.q_proj", "mixer.k_proj", "mixer.v_proj",
     ),
     "attention.q_b_proj": ("self_attn.q_b_proj",),
     "attention.qkvz_proj": (
@@ -43,11 +44,12 @@ _PARTS = {
     "mlp.shared.mlp.gate_up_proj": (
         "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "shared_mlp.gate_up_proj",
         "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
+        "mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj",
     ),
     "mlp.shared.mlp.up_proj": ("mixer.shared_experts.up_proj",),
     "mlp.shared.mlp.down_proj": (
         "mlp.shared_expert.down_proj", "shared_mlp.down_proj", "mlp.shared_experts.down_proj",
-        "mixer.shared_experts.down_proj",
+        "mlp.shared_mlp.down_proj", "mixer.shared_experts.down_proj",
     ),
 }  # fmt: skip
 _OF_EXPERTS = ("mlp.gate_up_proj", "mlp.down_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
@@ -107,5 +109,5 @@ def _shapes(config: DecoderConfig) -> list[tuple[int, int]]:
         shapes += [(num_kinds * q_size + (2 * kv.size if kv.source == layer else 0), hidden), (hidden, q_size)]
     if config.recurrence is not None:
         shapes += config.recurrence.projection_shapes(hidden)
-    num_ups = 1 if config.activation == "relu2" else 2
+    num_ups = 2 if config.has_mlp_gates else 1
     return shapes + [shape for inner in inner_sizes for shape in ((num_ups * inner, hidden), (hidden, inner))]

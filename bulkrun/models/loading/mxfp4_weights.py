@@ -18,9 +18,9 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.mxfp4_quantization import BLOCK, CODEBOOK, METHOD
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
+from bulkrun.models.loading.expert_names import PACKED_EXPERTS
 from bulkrun.models.loading.stored_quantized import FIX, not_quantized, store_dequantized
 from bulkrun.models.loading.target import Target
-from bulkrun.models.loading.tensor_names import PACKED_EXPERTS
 
 _SCALES = "_scales"
 _BIAS = 127  # of the stored exponents

@@ -9,10 +9,13 @@ from bulkrun.models.config.model_config import DecoderConfig
 
 BY_KEY_HEAD = ("Qwen3NextForCausalLM",)  # a delta net's projections: of one key head everything, then of the next
 
+GATES_APART = ("AfmoeForCausalLM",)  # of attention: a projection of their own, and not with each head's query
+
 
 def reordered_projections(config: DecoderConfig) -> set[str]:
     """The projections of a layer whose rows are in another order here than in a checkpoint, by their names."""
-    reordered = {"attention.qkv_proj"} if config.gates_attention or config.turns_neighbours else set()
+    has_gates_within = config.gates_attention and config.architecture not in GATES_APART
+    reordered = {"attention.qkv_proj"} if has_gates_within or config.turns_neighbours else set()
     if config.latent is not None and config.turns_neighbours:
         reordered |= {"attention.q_b_proj"}
     return reordered | ({"attention.qkvz_proj"} if config.architecture in BY_KEY_HEAD else set())

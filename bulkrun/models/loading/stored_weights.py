@@ -23,10 +23,11 @@ from bulkrun.models.loading.layer_input_names import is_of_shared_keys
 from bulkrun.models.loading.target import Target
 from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD
 
-# older checkpoints stored constants; beside a text model there may be others, a value head of its training, and one
+# some checkpoints store constants; beside a text model there may be others, a value head of its training, and one
 # that guesses several tokens ahead
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|visual|multi_modal_projector|embed_vision)\."
+    r"rotary_emb\.inv_freq$|\.masked_bias$|\.act_fn\.(beta|eps)$"
+    r"|^(model\.)?(vision_tower|visual|multi_modal_projector|embed_vision)\."
     r"|^(model\.)?(audio_tower|embed_audio|vision_embedder)\.|^v_head\.|^mtp\."
     r"|^(model\.)?image_newline$|^model\.mtp_"
 )

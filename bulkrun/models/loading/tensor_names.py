@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,9 @@ from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderL
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import (
     MLP,
+    CenteredQKNorm,
     HeadQKNorm,
+    LayerNorm,
     Linear,
     PlainMLP,
     ProjectionQKNorm,
@@ -25,18 +26,12 @@ from bulkrun.models.decoder.layers import (
 )
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.loading.expert_names import expert_targets
 from bulkrun.models.loading.latent_names import latent_targets
 from bulkrun.models.loading.layer_input_names import embedding_targets, layer_input_targets
-from bulkrun.models.loading.row_orders import gates_first, halves_first
+from bulkrun.models.loading.row_orders import GATES_APART, gates_first, halves_first
 from bulkrun.models.loading.state_names import state_targets
-from bulkrun.models.loading.target import Target, parts_of, places_of, weights_of, whole
-
-
-class _ExpertNames(NamedTuple):
-    block: str
-    gate: str | None
-    up: str
-    down: str
+from bulkrun.models.loading.target import Target, parts_of, whole
 
 
 class _Prefixes(NamedTuple):
@@ -55,41 +50,33 @@ OF_HEADS = (HEAD_MODULE, "score.")  # what is left out where hidden states are w
 EMBEDDING, HEAD = "model.embed_tokens.weight", f"{HEAD_MODULE}weight"
 _FUSED_QKV = ("Phi3ForCausalLM",)  # q, k, v in one tensor
 _FUSED_GATE_UP = (  # gate and up in one
-    "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM",
+    "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeSWAForCausalLM",
+    "GlmForCausalLM", "Glm4ForCausalLM",
 )  # fmt: skip
 _SHARED_EXPERTS = _Prefixes(shared="mlp.shared_experts.")
+_GRANITE_SHARED = _Prefixes(mlp="shared_mlp.", shared="shared_mlp.")  # beside experts and alone
 _PREFIXES: Mapping[str, _Prefixes] = {
+    "AfmoeForCausalLM": _SHARED_EXPERTS,
     "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
+    "Dots1ForCausalLM": _SHARED_EXPERTS,
     "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
+    "ExaoneMoeForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
     "Mistral4ForCausalLM": _SHARED_EXPERTS,
-    "GraniteMoeHybridForCausalLM": _Prefixes(mlp="shared_mlp.", shared="shared_mlp."),  # beside experts and alone
+    "SolarOpenForCausalLM": _SHARED_EXPERTS,
+    "GraniteMoeHybridForCausalLM": _GRANITE_SHARED,
+    "GraniteMoeSharedForCausalLM": _GRANITE_SHARED,
+    "GraniteMoeSWAForCausalLM": _GRANITE_SHARED,
+    "HYV3ForCausalLM": _SHARED_EXPERTS,
+    "HunYuanMoEV1ForCausalLM": _Prefixes(shared="mlp.shared_mlp."),
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
-_GATED = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
-_EXPERT_NAMES: Mapping[str, _ExpertNames] = {
-    "Lfm2MoeForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
-    "NemotronHForCausalLM": _ExpertNames("mixer", None, "up_proj", "down_proj"),
-    "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-    "DeepseekV2ForCausalLM": _GATED,
-    "DeepseekV3ForCausalLM": _GATED,
-    "Ernie4_5_MoeForCausalLM": _GATED,
-    "Glm4MoeForCausalLM": _GATED,
-    "Glm4MoeLiteForCausalLM": _GATED,
-    "Mistral4ForCausalLM": _GATED,
-    "OlmoeForCausalLM": _GATED,
-    "Qwen3MoeForCausalLM": _GATED,
-    "Qwen3NextForCausalLM": _GATED,
-    "Qwen3_5MoeForCausalLM": _GATED,
-}
 _BIASES_IN_A_ROW = ("Ernie4_5_MoeForCausalLM",)  # [1, X], of the choice of experts
-_FUSED_EXPERTS = "mlp.experts."  # in transformers 5's own layout, of all architectures: all experts in one tensor
-_INTERLEAVED_EXPERTS = ("GptOssForCausalLM",)  # so too, each gate followed by its up
-PACKED_EXPERTS = "_blocks"  # behind the name of experts' weights in MXFP4, whose rows are not columns then
 _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "pre": {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},
+    "beside": {"input_layernorm": "input_norm"},
     "post": {"post_attention_layernorm": "attention_out", "post_feedforward_layernorm": "mlp_out"},
     "sandwich": {
         "input_layernorm": "input_norm",
@@ -121,15 +108,6 @@ def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tupl
         yield from embedding_targets(model.layer_inputs)
     for i, layer in enumerate(model.layers):
         yield from _layer_targets(f"model.layers.{i}.", layer, config, stored)
-
-
-def expert_modules(config: DecoderConfig) -> list[str]:
-    """The matrices of a sparse layer's experts, such as mlp.experts.0.gate_proj; none where they are one tensor."""
-    names = _EXPERT_NAMES.get(config.architecture)
-    if config.moe is None or names is None:
-        return []
-    experts = [f"{names.block}.experts.{expert}" for expert in range(config.moe.num_experts)]
-    return [f"{expert}.{name}" for expert in experts for name in names[1:] if name is not None]
 
 
 def _layer_targets(
@@ -180,13 +158,7 @@ def _sparse_targets(
         yield from _mlp_targets(prefix + parts.shared, mlp.shared.mlp, config)
         if mlp.shared.gate is not None:
             yield f"{prefix}mlp.shared_expert_gate.weight", whole(mlp.shared.gate.weight)
-    if config.architecture in _INTERLEAVED_EXPERTS:
-        is_packed = f"{prefix}{_FUSED_EXPERTS}gate_up_proj{PACKED_EXPERTS}" in stored
-        yield from _interleaved_expert_targets(prefix, mlp, is_packed=is_packed)
-    elif f"{prefix}{_FUSED_EXPERTS}gate_up_proj" in stored or config.architecture not in _EXPERT_NAMES:
-        yield from _fused_expert_targets(prefix, mlp, stored.get(f"{prefix}{_FUSED_EXPERTS}down_proj"))
-    else:
-        yield from _expert_targets(prefix, mlp, config)
+    yield from expert_targets(prefix, mlp, config, stored)
 
 
 def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
@@ -198,7 +170,9 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
     if config.architecture in _FUSED_QKV:
         parts = {"qkv_proj": q_size + 2 * kv_size}
     orders = {}
-    if attention.has_gate:
+    if attention.has_gate and config.architecture in GATES_APART:
+        parts = {"gate_proj": q_size, **parts}
+    elif attention.has_gate:
         parts["q_proj"], orders["q_proj"] = 2 * q_size, gates_first(config)
     if config.turns_neighbours:
         orders |= {
@@ -215,6 +189,9 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
     elif isinstance(attention.qk_norm, TurnedQKNorm):
         for name, view in zip(("q_norm", "k_norm"), attention.qk_norm.weight.data, strict=True):
             yield f"{prefix}{name}.weight", Target(view, (config.head_dim,))
+    elif isinstance(attention.qk_norm, CenteredQKNorm):
+        for name, view in zip(("q_norm", "k_norm"), _of_heads(attention.qk_norm, config), strict=True):
+            yield f"{prefix}{name}.weight", Target(view, (len(view), config.head_dim))
     elif isinstance(attention.qk_norm, ProjectionQKNorm):
         yield f"{prefix}q_norm.weight", _norm(attention.qk_norm.q, config)
         yield f"{prefix}k_norm.weight", _norm(attention.qk_norm.k, config)
@@ -224,10 +201,21 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
         yield f"{prefix}sinks", whole(attention.sinks)
 
 
+def _of_heads(norm: CenteredQKNorm, config: DecoderConfig) -> tuple[torch.Tensor, ...]:
+    """The weights of queries [H, ...] and of keys, with dimensions that turn together side by side."""
+    weight_ND = norm.weight.data
+    if config.turns_neighbours:
+        weight_ND = weight_ND.unflatten(1, (2, -1)).transpose(1, 2)
+    return weight_ND.tensor_split((config.num_heads,))
+
+
 def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     size = mlp.size
     if isinstance(mlp, PlainMLP):
         yield from parts_of(prefix, mlp.up_proj, {"up_proj": size})
+        if mlp.alphas is not None:
+            for name, view in zip(("alpha_p", "alpha_n"), mlp.alphas.data.split(1), strict=True):
+                yield f"{prefix}act_fn.{name}", Target(view, (1,))
     else:
         is_fused = config.architecture in _FUSED_GATE_UP
         parts = {"gate_up_proj": 2 * size} if is_fused else {"gate_proj": size, "up_proj": size}
@@ -235,57 +223,6 @@ def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Ite
     yield from parts_of(prefix, mlp.down_proj, {"down_proj": config.hidden_size})
 
 
-def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    names = _EXPERT_NAMES[config.architecture]
-    yield f"{prefix}{names.block}.gate.weight", whole(mlp.router.weight)
-    sizes = {name: mlp.moe.intermediate_size for name in (names.gate, names.up) if name is not None}
-    for expert in range(mlp.moe.num_experts):
-        of_expert = f"{prefix}{names.block}.experts.{expert}."
-        gate_up, down = (places_of(one).each(itemgetter(expert)) for one in (mlp.gate_up_proj, mlp.down_proj))
-        yield from weights_of(of_expert, gate_up, sizes)
-        yield from weights_of(of_expert, down, {names.down: config.hidden_size})
-
-
-def _fused_expert_targets(prefix: str, mlp: SparseMLP, down: StoredTensor | None) -> Iterator[tuple[str, Target]]:
-    """All experts in one tensor. Where `down`, as it is stored, lies by columns (Qwen3-VL), gate and up do so too."""
-    yield f"{prefix}mlp.gate.weight", whole(mlp.router.weight)
-    _, num_outputs, num_inputs = places_of(mlp.down_proj).target().shape
-    by_columns = down is not None and num_inputs != num_outputs and down.shape[1:] == (num_inputs, num_outputs)
-    for name, projection in (("gate_up_proj", mlp.gate_up_proj), ("down_proj", mlp.down_proj)):
-        places = places_of(projection)
-        target = places.target()
-        if by_columns:
-            num_experts, rows, columns = target.shape
-            target = places.each(lambda places: places.transpose(1, 2)).target((num_experts, columns, rows))
-        yield f"{prefix}{_FUSED_EXPERTS}{name}", target
-
-
-def _interleaved_expert_targets(prefix: str, mlp: SparseMLP, *, is_packed: bool) -> Iterator[tuple[str, Target]]:
-    gate_up, down = mlp.gate_up_proj, mlp.down_proj
-    num_experts, hidden_size, size = places_of(down).target().shape
-    assert mlp.router.bias is not None and gate_up.bias is not None and down.bias is not None, (
-        "such experts have biases"
-    )
-    yield f"{prefix}mlp.router.weight", whole(mlp.router.weight)
-    yield f"{prefix}mlp.router.bias", whole(mlp.router.bias)
-    experts = f"{prefix}{_FUSED_EXPERTS}"
-
-    def pairs(rows: torch.Tensor) -> torch.Tensor:  # [X, 2 I, ...] -> [X, I, 2, ...]
-        return rows.unflatten(1, (2, size)).transpose(1, 2)
-
-    if is_packed:
-        rows = (num_experts, 2 * size, hidden_size)
-        yield f"{experts}gate_up_proj{PACKED_EXPERTS}", places_of(gate_up).each(pairs).target(rows)
-        yield f"{experts}down_proj{PACKED_EXPERTS}", places_of(down).target()
-    else:
-        columns = (num_experts, hidden_size, 2 * size), (num_experts, size, hidden_size)
-        turned = places_of(gate_up).each(lambda places: pairs(places).permute(0, 3, 1, 2))
-        yield f"{experts}gate_up_proj", turned.target(columns[0])
-        yield f"{experts}down_proj", places_of(down).each(lambda places: places.transpose(1, 2)).target(columns[1])
-    yield f"{experts}gate_up_proj_bias", Target(pairs(gate_up.bias.data), (num_experts, 2 * size))
-    yield f"{experts}down_proj_bias", whole(down.bias)
-
-
 def _norm(norm: nn.Module, config: DecoderConfig) -> Target:
-    assert isinstance(norm, RMSNorm), "a family whose files have such a norm has it"
+    assert isinstance(norm, RMSNorm | LayerNorm), "a family whose files have such a norm has it"
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)

@@ -118,7 +118,21 @@ def _mlp_weights(config: DecoderConfig) -> int:
 
 @pytest.mark.parametrize(
     "variant",
-    known(["llama", "qwen3_5", "olmo_hybrid", "granite_h", "lfm2", "falcon_h1", "gemma4", "gemma4_moe", "minicpm3"]),
+    known(
+        [
+            "llama",
+            "qwen3_5",
+            "olmo_hybrid",
+            "granite_h",
+            "lfm2",
+            "falcon_h1",
+            "gemma4",
+            "gemma4_moe",
+            "minicpm3",
+            "cohere2",
+            "apertus",
+        ]
+    ),
 )
 def test_recording_changes_no_token_and_leaves_no_trace(variant: str, tmp_path: Path) -> None:
     engine = _engine(save_tiny_model(tmp_path, variant))

@@ -42,14 +42,23 @@ def test_absent_keys_have_transformers_defaults() -> None:
     assert config.eos_token_ids == ()
 
 
-# without them no layer attends
+# without them no layer attends, or there are no experts, or heads do not go together
 NEEDED: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "FalconH1ForCausalLM": {"mamba_n_heads": 8},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "HeliumForCausalLM": {"num_attention_heads": 20, "hidden_size": 640},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"]},
 }
-OWN_EPS = {"lfm2": "norm_eps", "lfm2_moe": "norm_eps", "lfm3": "norm_eps", "nemotron_h": "layer_norm_epsilon"}
+OWN_EPS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "lfm2": "norm_eps",
+    "lfm2_moe": "norm_eps",
+    "lfm3": "norm_eps",
+    "nemotron_h": "layer_norm_epsilon",
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -69,6 +78,9 @@ def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> No
         assert (ours.num_kv_heads, ours.head_dim) == (1, ours.latent.key_dim)
     assert ours.rms_norm_eps == getattr(theirs, OWN_EPS.get(theirs.model_type, "rms_norm_eps"))
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    rope = getattr(theirs, "rope_parameters", None) or {}
+    of_kinds = [rope] if "rope_theta" in rope else rope.values()  # of layers
+    assert {one.theta for one in ours.ropes if one is not None} <= {kind["rope_theta"] for kind in of_kinds}
 
 
 def test_llamas_first_spelling_is_llama() -> None:

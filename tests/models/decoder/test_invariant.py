@@ -54,6 +54,10 @@ PROMPT_LENS = [140, 33, 20, 1]
         "olmo_hybrid",
         "deepseek_v2_lite",
         "minicpm3",
+        "cohere_qk_norm",
+        "apertus",
+        "afmoe",
+        "granite_swa",
     ],
 )
 def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
@@ -95,10 +99,12 @@ def test_experts_of_which_one_matrix_only_fits_whole_panels(tmp_path: Path) -> N
             torch.testing.assert_close(logits, oracle(torch.tensor([tokens])).logits[0], atol=2e-4, rtol=2e-4)
 
 
-# the last three have routers in float32
+# the last four have routers in float32
 @pytest.mark.parametrize(
-    "variant", ["llama", "qwen3_moe_whole_panels", "minicpm3", "deepseek_v2_lite", "glm4_moe", "nemotron_h_moe"]
-)
+    "variant",
+    ["llama", "qwen3_moe_whole_panels", "minicpm3", "cohere_qk_norm", "apertus", "deepseek_v2_lite", "glm4_moe",
+     "nemotron_h_moe", "minimax_m2"],
+)  # fmt: skip
 def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.bfloat16, device="cpu", deterministic=True)
     results = [forced_logits(model, SEQUENCES, PROMPT_LENS, seed=seed) for seed in range(3)]

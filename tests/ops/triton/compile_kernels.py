@@ -72,6 +72,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
     buffers = ops.StepBuffers.allocate(8, 4, 8, torch.device("cpu"))
     ops.step_inputs(tables_RM, tables_RM, index.repeat(3, 1), buffers, block_size=16)
     ops.gelu_mul(rows)
+    ops.xielu(rows, torch.zeros(2))
     ops.sum_by_token(rows, index, torch.ones(2, 2))
     ops.gated(rows, ops.ClampedSwiglu(1.702, 7.0))
     qkv_TND, angles = torch.zeros(4, 12, head_dim, dtype=dtype), torch.zeros(4, 1, head_dim, dtype=dtype)
