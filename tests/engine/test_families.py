@@ -49,6 +49,7 @@ NAMES = [
     "apertus",
     "afmoe",
     "minimax_m2",
+    "kimi_linear",
     "minicpm3",
     "mimo_v2_flash",
 ]

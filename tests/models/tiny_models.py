@@ -375,6 +375,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("Mistral4ForCausalLM", LATENT | GROUPED | GROWING | {"qk_nope_head_dim": 8}),
     "minicpm3": ("MiniCPM3ForCausalLM", LATENT),
     "youtu": ("YoutuForCausalLM", LATENT | {"kv_lora_rank": 32, "tie_word_embeddings": True}),
+    "kimi_linear": (
+        "KimiLinearForCausalLM",
+        LATENT
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "q_lora_rank": None,
+            "moe_intermediate_size": 24,
+            "num_experts": 8,
+            "num_experts_per_token": 3,
+            "num_shared_experts": 1,
+            "linear_num_heads": 3,
+            "linear_head_dim": 16,
+            "pad_token_id": 0,
+        },
+    ),
     "phi3": ("Phi3ForCausalLM", {"pad_token_id": 0}),
     "phi3_sliding": ("Phi3ForCausalLM", {"pad_token_id": 0, "sliding_window": 14}),
     "phi3_partial_rotary": ("Phi3ForCausalLM", {"pad_token_id": 0, "partial_rotary_factor": 0.75}),

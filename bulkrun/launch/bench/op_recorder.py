@@ -35,8 +35,8 @@ _PASSES = {  # over tensors as large as the result
 }  # fmt: skip
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
 _PRODUCTS = (  # modules, by their attribute
-    "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj",
-    "router", "lm_head", "gate_proj", "out_proj", "projection",
+    "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "low_proj", "decay_proj", "z_proj", "o_proj",
+    "gate_up_proj", "up_proj", "down_proj", "router", "lm_head", "gate_proj", "out_proj", "projection",
 )  # fmt: skip
 
 

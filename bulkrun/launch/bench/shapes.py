@@ -35,6 +35,7 @@ def _one_full_in(interval: int, num_layers: int) -> list[str]:
 _GEMMA4 = {"model_type": "gemma4_text", "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
            "final_logit_softcapping": 30.0}  # fmt: skip
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "n_group": 1, "topk_group": 1}
+_KIMI_FULL = (3, 7, 11, 15, 19, 23, 26)  # the layers that attend
 _EXPERTS_OF_GPT_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": _shape(
@@ -69,6 +70,16 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
         "DeepseekV2ForCausalLM", 2048, 10_944, 27, 16, 16, 102_400, model_type="deepseek_v2", **_LATENT,
         q_lora_rank=None, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=64, n_shared_experts=2,
         num_experts_per_tok=6, moe_intermediate_size=1408, first_k_dense_replace=1,
+    ),
+    "kimi-linear-48b-a3b": _shape(
+        "KimiLinearForCausalLM", 2304, 9216, 27, 32, 32, 163_840, model_type="kimi_linear", kv_lora_rank=512,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, num_experts=256, num_experts_per_token=8,
+        num_shared_experts=1, moe_intermediate_size=1024, routed_scaling_factor=2.446,
+        layer_types=["full_attention" if layer in _KIMI_FULL else "linear_attention" for layer in range(27)],
+    ),
+    "command-r7b": _shape(
+        "Cohere2ForCausalLM", 4096, 14_336, 32, 32, 8, 256_000, model_type="cohere2", rope_theta=5e4, logit_scale=0.25,
+        layer_types=_one_full_in(4, 32), sliding_window=4096, tie_word_embeddings=True,
     ),
     "nemotron-nano-9b-v2": _shape(
         "NemotronHForCausalLM", 4480, 15_680, 56, 40, 8, 131_072, model_type="nemotron_h", mamba_head_dim=80,

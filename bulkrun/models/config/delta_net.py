@@ -52,6 +52,33 @@ class DeltaNetConfig(Recurrence):
         return [(self.conv_dim + self.value_dim, hidden_size), (hidden_size, self.value_dim)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaConfig(DeltaNetConfig):
+    """Of delta nets that forget channel by channel (Kimi Linear): as many key heads as value heads, of one size."""
+
+    def projection_shapes(self, hidden_size: int) -> list[tuple[int, int]]:
+        """Queries, keys and values; the output. What decays and gates are made of is never quantized."""
+        return [(self.conv_dim, hidden_size), (hidden_size, self.value_dim)]
+
+
+def kimi_delta_of(keys: Mapping[str, Any]) -> KimiDeltaConfig:
+    """Those that the keys of a config.json ask for. Raises ModelError for sizes that are none."""
+    names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    for name in names:
+        check_number(name, keys[name], int)
+    num_heads, head_dim, conv_width = (keys[name] for name in names)
+    if conv_width < 2:
+        raise ModelError(f"a convolution over {conv_width} tokens is not supported; over 2 or more it is")
+    return KimiDeltaConfig(
+        num_key_heads=num_heads,
+        num_value_heads=num_heads,
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        conv_width=conv_width,
+        layers=tuple(keys["linear_layers"]),
+    )
+
+
 def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
     """The delta nets that the keys of a config.json ask for. Raises ModelError for sizes that do not fit."""
     for name in _SIZES:

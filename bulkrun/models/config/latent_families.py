@@ -1,8 +1,10 @@
-"""The part of the table of families with latent attention. Torch-free."""
+"""The part of the table of families with latent attention, in all layers or in some. Torch-free."""
 
 from __future__ import annotations
 
+from bulkrun.models.config.delta_net import kimi_delta_of
 from bulkrun.models.config.family import Family
+from bulkrun.models.config.kimi_linear_file import KIMI_LINEAR_KEYS, of_kimi_linear
 from bulkrun.models.config.latent_files import (
     DEEPSEEK_V2_KEYS,
     DEEPSEEK_V3_KEYS,
@@ -76,5 +78,17 @@ LATENTS: dict[str, Family] = {
         YOUTU_KEYS,
         turns_neighbours=True,
         in_common_words=of_youtu,
+    ),
+    "KimiLinearForCausalLM": Family(
+        "kimi_linear",
+        "Kimi Linear (48B-A3B)",
+        "delta nets that forget by channel, latent attention without positions in every fourth layer, experts beside a "
+        "shared one",
+        KIMI_LINEAR_KEYS,
+        gates_shared_expert=False,
+        routes_in_float32=True,
+        expert_scores="sigmoid",
+        in_common_words=of_kimi_linear,
+        recurrence=kimi_delta_of,
     ),
 }

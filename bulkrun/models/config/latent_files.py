@@ -14,7 +14,7 @@ from bulkrun.models.config.rope import mscale, rope_keys
 _Keys = Mapping[str, Any]
 _NO_ROPE: _Keys = {}
 # keys of the files, with what holds where one is missing, and keys that are made of them
-_ATTENTION: dict[str, Any] = {
+LATENT_KEYS: dict[str, Any] = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
@@ -24,7 +24,7 @@ _ATTENTION: dict[str, Any] = {
     "attention_multiplier": 1.0,
     "rope_interleave": True,
 }
-_EXPERTS: dict[str, Any] = {
+EXPERT_KEYS: dict[str, Any] = {
     "num_experts": 256,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 2048,
@@ -37,7 +37,7 @@ _EXPERTS: dict[str, Any] = {
     "group_experts_counted": 2,
     "mlp_only_layers": None,
 }
-DEEPSEEK_V2_KEYS = _ATTENTION | _EXPERTS | {
+DEEPSEEK_V2_KEYS = LATENT_KEYS | EXPERT_KEYS | {
     "n_routed_experts": 64,
     "n_shared_experts": 2,
     "first_k_dense_replace": 0,
@@ -49,7 +49,7 @@ DEEPSEEK_V2_KEYS = _ATTENTION | _EXPERTS | {
     "moe_intermediate_size": 1408,
     "mlp_bias": False,
 }  # fmt: skip
-DEEPSEEK_V3_KEYS = _ATTENTION | _EXPERTS | {
+DEEPSEEK_V3_KEYS = LATENT_KEYS | EXPERT_KEYS | {
     "n_routed_experts": 256,
     "n_shared_experts": 1,
     "first_k_dense_replace": 3,
@@ -60,7 +60,7 @@ DEEPSEEK_V3_KEYS = _ATTENTION | _EXPERTS | {
     "topk_group": 4,
     "max_position_embeddings": 4096,
 }  # fmt: skip
-GLM_LITE_KEYS = _ATTENTION | _EXPERTS | {
+GLM_LITE_KEYS = LATENT_KEYS | EXPERT_KEYS | {
     "n_routed_experts": 64,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
@@ -75,7 +75,7 @@ GLM_LITE_KEYS = _ATTENTION | _EXPERTS | {
     "max_position_embeddings": 202_752,
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
-MISTRAL4_KEYS = _ATTENTION | _EXPERTS | {
+MISTRAL4_KEYS = LATENT_KEYS | EXPERT_KEYS | {
     "n_routed_experts": 128,
     "n_shared_experts": 1,
     "first_k_dense_replace": 0,
@@ -96,7 +96,7 @@ MISTRAL4_ROPE: _Keys = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-MINICPM3_KEYS = _ATTENTION | {
+MINICPM3_KEYS = LATENT_KEYS | {
     "kv_lora_rank": 256,
     "q_lora_rank": 768,
     "qk_nope_head_dim": 64,
@@ -111,7 +111,7 @@ MINICPM3_KEYS = _ATTENTION | {
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
-YOUTU_KEYS = _ATTENTION | {"max_position_embeddings": 131_072, "tie_word_embeddings": True}
+YOUTU_KEYS = LATENT_KEYS | {"max_position_embeddings": 131_072, "tie_word_embeddings": True}
 
 
 def of_deepseek_v2(raw: _Keys) -> _Keys:
@@ -119,7 +119,7 @@ def of_deepseek_v2(raw: _Keys) -> _Keys:
 
     Raises ModelError for weights that are made to sum to 1, which no published file asks for.
     """
-    keys = _of_experts(_of_latents({**DEEPSEEK_V2_KEYS, **raw}), DEEPSEEK_V2_KEYS)
+    keys = _of_experts(of_latents({**DEEPSEEK_V2_KEYS, **raw}), DEEPSEEK_V2_KEYS)
     if keys["norm_topk_prob"]:
         raise ModelError("norm_topk_prob true is not supported; false is")
     if keys["topk_method"] not in ("greedy", "group_limited_greedy"):
@@ -129,25 +129,25 @@ def of_deepseek_v2(raw: _Keys) -> _Keys:
 
 def of_deepseek_v3(raw: _Keys) -> _Keys:
     """DeepSeek V3, R1; Moonlight, Kimi K2."""
-    return _of_experts(_of_latents({**DEEPSEEK_V3_KEYS, **raw}), DEEPSEEK_V3_KEYS)
+    return _of_experts(of_latents({**DEEPSEEK_V3_KEYS, **raw}), DEEPSEEK_V3_KEYS)
 
 
 def of_glm_lite(raw: _Keys) -> _Keys:
     """GLM-4.7-Flash: dense layers may be told by a list."""
-    return with_dense_layers(_of_experts(_of_latents({**GLM_LITE_KEYS, **raw}), GLM_LITE_KEYS))
+    return with_dense_layers(_of_experts(of_latents({**GLM_LITE_KEYS, **raw}), GLM_LITE_KEYS))
 
 
 def of_mistral4(raw: _Keys) -> _Keys:
     """Mistral Small 4: its share of dimensions that turn is one of whole heads; here those that turn are apart."""
     rope = {**(raw.get("rope_parameters") or {})}
     rope.pop("partial_rotary_factor", None)
-    keys = _of_latents({**MISTRAL4_KEYS, **raw, "rope_parameters": rope}, MISTRAL4_ROPE)
+    keys = of_latents({**MISTRAL4_KEYS, **raw, "rope_parameters": rope}, MISTRAL4_ROPE)
     return _of_experts(keys, MISTRAL4_KEYS)
 
 
 def of_minicpm3(raw: _Keys) -> _Keys:
     """MiniCPM3: embeddings, what layers add and logits are scaled, by other words than Granite's."""
-    keys = _of_latents({**MINICPM3_KEYS, **raw})
+    keys = of_latents({**MINICPM3_KEYS, **raw})
     depth, base = raw.get("scale_depth", 1.4), raw.get("dim_model_base", 256)
     for name, value in (("scale_depth", depth), ("dim_model_base", base)):
         if value is not None:
@@ -163,10 +163,10 @@ def of_minicpm3(raw: _Keys) -> _Keys:
 
 def of_youtu(raw: _Keys) -> _Keys:
     """Youtu-LLM."""
-    return _of_latents({**YOUTU_KEYS, **raw})
+    return of_latents({**YOUTU_KEYS, **raw})
 
 
-def _of_latents(keys: _Keys, default_rope: _Keys = _NO_ROPE) -> dict[str, Any]:
+def of_latents(keys: _Keys, default_rope: _Keys = _NO_ROPE) -> dict[str, Any]:
     """Heads as the cache has them: one key of a token, the part that turns and then its latent.
 
     yarn scales scores too where the file has `mscale_all_dim`.

@@ -12,6 +12,7 @@ from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.mamba2 import Mamba2
@@ -137,7 +138,7 @@ def _weights(
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None and isinstance(mlp, MLP), "neither mixtures nor MLPs alone are stacked"
-    assert not isinstance(attention, AttentionBesideMamba2 | LatentAttention), "such models are not stacked"
+    assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention), "such are not stacked"
     rotary = None if rope is None else ropes.index(rope)
     mixer = (
         _attention(attention, config, rotary) if isinstance(attention, Attention) else _with_state(attention, config)

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.delta_net import DeltaNetConfig, KimiDeltaConfig
 from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.config.short_conv import ShortConvConfig
 from bulkrun.models.decoder.attention import Attention, Rotary
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layer_inputs import LayerInputMLP
 from bulkrun.models.decoder.layers import (
@@ -133,14 +134,15 @@ class DecoderLayer(nn.Module):
 
 def _attention(
     config: DecoderConfig, layer: int
-) -> Attention | LatentAttention | AttentionBesideMamba2 | GatedDeltaNet | Mamba2 | ShortConv:
+) -> Attention | LatentAttention | AttentionBesideMamba2 | GatedDeltaNet | KimiDeltaNet | Mamba2 | ShortConv:
     """Attention, or what a layer that keeps a state has in its place or beside it."""
     if config.attends_beside_states:
         return AttentionBesideMamba2(config, layer)
-    if config.latent is not None:
-        return LatentAttention(config, config.latent, layer)
     if config.attends[layer]:
-        return Attention(config, layer, sum(config.attends[:layer]))
+        index = sum(config.attends[:layer])
+        return (
+            Attention(config, layer, index) if config.latent is None else LatentAttention(config, config.latent, index)
+        )
     kind = config.recurrence
     assert kind is not None, "what does not attend has an MLP alone or keeps a state"
     return _WITH_STATE[type(kind)](config, sum(kind.layers[:layer]))
@@ -153,8 +155,9 @@ def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP | Dens
     return DenseBesideExperts(config, dense_size) if moe.beside_mlp else SparseMLP(config)
 
 
-_WITH_STATE: Mapping[type, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
+_WITH_STATE: Mapping[type, type[GatedDeltaNet | KimiDeltaNet | Mamba2 | ShortConv]] = {
     DeltaNetConfig: GatedDeltaNet,
+    KimiDeltaConfig: KimiDeltaNet,
     Mamba2Config: Mamba2,
     ShortConvConfig: ShortConv,
 }

@@ -108,14 +108,20 @@ class Scale(nn.Module):
 class GatedRMSNorm(nn.Module):
     """Each head or group normalized by itself, with one weight [V] for all or one for each [H, V], and a gate."""
 
-    def __init__(self, eps: float, *shape: int, norm_before_gate: bool = True) -> None:
-        """`norm_before_gate`: the gate is applied to what is normalized; else what it was applied to is normalized."""
+    def __init__(self, eps: float, *shape: int, norm_before_gate: bool = True, silu: bool = True) -> None:
+        """`norm_before_gate`: the gate is applied to what is normalized; else what it was applied to is normalized.
+
+        `silu`: what a gate becomes; else its sigmoid.
+        """
         super().__init__()
-        self.weight, self.eps, self.norm_before_gate = empty_parameter(*shape), eps, norm_before_gate
+        self.weight, self.eps = empty_parameter(*shape), eps
+        self.norm_before_gate, self.silu = norm_before_gate, silu
 
     def forward(self, x_THV: torch.Tensor, gate_THV: torch.Tensor) -> torch.Tensor:
         """Both [T, H, V] -> [T, H, V]."""
-        return ops.gated_rms_norm(x_THV, gate_THV, self.weight, self.eps, norm_before_gate=self.norm_before_gate)
+        return ops.gated_rms_norm(
+            x_THV, gate_THV, self.weight, self.eps, norm_before_gate=self.norm_before_gate, silu=self.silu
+        )
 
 
 class HeadQKNorm(RMSNorm):

@@ -24,6 +24,7 @@ class _ExpertNames(NamedTuple):
 _GATED = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 _BY_NUMBER = _ExpertNames("block_sparse_moe", "w1", "w3", "w2")
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
+    "KimiLinearForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
     "Lfm2MoeForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
     "NemotronHForCausalLM": _ExpertNames("mixer", None, "up_proj", "down_proj"),
     "MiniMaxM2ForCausalLM": _BY_NUMBER,

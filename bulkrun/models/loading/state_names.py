@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.delta_net import DeltaNetConfig, KimiDeltaConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
+from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.models.files.checkpoint import StoredTensor
@@ -21,7 +22,7 @@ _PART_BY_PART = ("OlmoHybridForCausalLM",)  # each projection, and perhaps each 
 def state_targets(
     layer: str,
     part: str | None,
-    module: GatedDeltaNet | Mamba2 | ShortConv,
+    module: GatedDeltaNet | KimiDeltaNet | Mamba2 | ShortConv,
     config: DecoderConfig,
     stored: Mapping[str, StoredTensor],
 ) -> Iterator[tuple[str, Target]]:
@@ -31,6 +32,8 @@ def state_targets(
     """
     if isinstance(module, GatedDeltaNet):
         yield from _delta_net_targets(layer + (part or "linear_attn."), module, config, stored)
+    elif isinstance(module, KimiDeltaNet):
+        yield from _kimi_targets(layer + (part or "self_attn."), module, config, stored)
     elif isinstance(module, Mamba2):
         yield from _mamba2_targets(layer + (part or "mamba."), module, config)
     else:
@@ -54,12 +57,28 @@ def _delta_net_targets(
     yield from parts_of(prefix, net.qkvz_proj, qkvz, orders)
     yield from parts_of(prefix, net.ba_proj, ba, orders)
     cut = _cut_convolution(prefix, sizes, stored) if is_parted else {f"{prefix}conv1d.weight": sizes.conv_dim}
-    for name, weight_WC in zip(cut, net.conv.data.split([*cut.values()], dim=1), strict=True):
-        yield name, _convolution(weight_WC)
+    yield from _convolutions(net.conv.data, cut)
     yield f"{prefix}A_log", whole(net.a_log)
     yield f"{prefix}dt_bias", whole(net.dt_bias)
     yield f"{prefix}{'o_norm' if is_parted else 'norm'}.weight", whole(net.norm.weight)
     yield from parts_of(prefix, net.o_proj, {"o_proj" if is_parted else "out_proj": config.hidden_size})
+
+
+def _kimi_targets(
+    prefix: str, net: KimiDeltaNet, config: DecoderConfig, stored: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, Target]]:
+    sizes = config.recurrence
+    assert isinstance(sizes, KimiDeltaConfig), "there are none in other models"
+    qkv = {"q_proj": sizes.key_dim, "k_proj": sizes.key_dim, "v_proj": sizes.value_dim}
+    yield from parts_of(prefix, net.qkv_proj, qkv)
+    yield from parts_of(prefix, net.low_proj, dict(zip(("f_a_proj", "g_a_proj", "b_proj"), net.low_sizes, strict=True)))
+    yield from parts_of(prefix, net.decay_proj, {"f_b_proj": sizes.key_dim})
+    yield from parts_of(prefix, net.z_proj, {"g_b_proj": sizes.value_dim})
+    yield from _convolutions(net.conv.data, _cut_convolution(prefix, sizes, stored))
+    yield f"{prefix}A_log", Target(net.a_log.data, (1, 1, sizes.num_value_heads, 1))
+    yield f"{prefix}dt_bias", whole(net.dt_bias)
+    yield f"{prefix}o_norm.weight", whole(net.norm.weight)
+    yield from parts_of(prefix, net.o_proj, {"o_proj": config.hidden_size})
 
 
 def _cut_convolution(prefix: str, sizes: DeltaNetConfig, stored: Mapping[str, StoredTensor]) -> dict[str, int]:
@@ -93,6 +112,12 @@ def _short_conv_targets(prefix: str, module: ShortConv, config: DecoderConfig) -
     if module.conv_bias is not None:
         yield f"{prefix}conv.bias", whole(module.conv_bias)
     yield from parts_of(prefix, module.o_proj, {"out_proj": config.hidden_size})
+
+
+def _convolutions(weight_WC: torch.Tensor, cut: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+    """Consecutive channels of one, as many as each tensor has."""
+    for name, part_WC in zip(cut, weight_WC.split([*cut.values()], dim=1), strict=True):
+        yield name, _convolution(part_WC)
 
 
 def _convolution(weight_WC: torch.Tensor) -> Target:

@@ -64,6 +64,7 @@ _PREFIXES: Mapping[str, _Prefixes] = {
     "ExaoneMoeForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
+    "KimiLinearForCausalLM": _SHARED_EXPERTS,
     "Mistral4ForCausalLM": _SHARED_EXPERTS,
     "SolarOpenForCausalLM": _SHARED_EXPERTS,
     "GraniteMoeHybridForCausalLM": _GRANITE_SHARED,

@@ -59,7 +59,7 @@ struct DeltaNetMixer : BlockProducts<T> {
     DeltaRule rule_of(const DeltaNetLayer& layer) const {
         return {s.convolved, s.ba, layer.a_log, layer.dt_bias, layer.delta_state, s.corrected, s.rows, s.cu_seqlens_q,
                 s.context_lens, layer.conv_dim(), 2 * layer.num_heads, layer.num_heads, layer.num_key_heads,
-                layer.size, layer.value_size, s.num_seqs, s.num_tokens, layer.norm_eps, layer.beta_scale, s.num_threads};
+                layer.size, layer.value_size, 1, s.num_seqs, s.num_tokens, layer.norm_eps, layer.beta_scale, s.num_threads};
     }
 
     // Of some tokens, while what the rule gave is in the cache.

@@ -4,19 +4,21 @@
 #include "head_states.h"
 
 struct DeltaRule {
-    const void *qkv, *ba;  // [T, 2 K D + H V] and [T, 2 H]
-    const float *a_log, *dt_bias;
+    const void *qkv, *ba;          // [T, 2 K D + H V] and [T, H (1 + num_decays)]
+    const float *a_log, *dt_bias;  // [H] and [H, num_decays]
     float* state;  // [R, H, D, V]
     void* out;     // [T, H, V]
     const int64_t* rows;
     const int32_t *cu_seqlens, *context_lens;
-    int64_t qkv_stride, ba_stride, num_heads, num_key_heads, size, value_size, num_seqs, num_tokens;
+    int64_t qkv_stride, ba_stride, num_heads, num_key_heads, size, value_size;
+    int64_t num_decays;  // of a head: one, or one for each channel of its keys
+    int64_t num_seqs, num_tokens;
     float norm_eps, beta_scale;
     int32_t num_threads;
 };
 
 struct Prepared {
-    float queries[TOKENS][MAX_SIZE], keys[TOKENS][MAX_SIZE], decays[TOKENS], betas[TOKENS];
+    float queries[TOKENS][MAX_SIZE], keys[TOKENS][MAX_SIZE], decays[TOKENS][MAX_SIZE], betas[TOKENS];
 };
 
 // A head times `factor`, brought to length 1.
@@ -35,27 +37,33 @@ inline void prepare(const DeltaRule& r, long token, long head, Prepared& p, long
     const long key_head = head / (r.num_heads / r.num_key_heads), key_dim = r.num_key_heads * r.size;
     scale_head(qkv + key_head * r.size, p.queries[at], r.size, 1 / std::sqrt((float)r.size), r.norm_eps);
     scale_head(qkv + key_dim + key_head * r.size, p.keys[at], r.size, 1.0f, r.norm_eps);
-    const float step = softplus(as_float(ba + r.num_heads + head) + r.dt_bias[head]);
-    p.decays[at] = std::exp(-std::exp(r.a_log[head]) * step);
+    const float forgetting = std::exp(r.a_log[head]);
+    for (long own = head * r.num_decays, i = 0; i < r.num_decays; i++)
+        p.decays[at][i] = std::exp(-forgetting * softplus(as_float(ba + r.num_heads + own + i) + r.dt_bias[own + i]));
     p.betas[at] = r.beta_scale / (1 + std::exp(-as_float(ba + head)));
 }
 
 // One token in some columns; sums over even and odd rows are apart, or each addition would wait for the last.
-template <int WIDES, class T>
+template <int WIDES, bool HAS_CHANNELS, class T>
 inline void correct(float* state, long size, long stride, const Prepared& p, long at, const T* value, T* out) {
-    const float *query = p.queries[at], *key = p.keys[at], decay = p.decays[at];
+    const float *query = p.queries[at], *key = p.keys[at], *decays = p.decays[at], decay = decays[0];
     wide known[2][WIDES] = {}, found[2][WIDES] = {}, error[WIDES];
     for (long d = 0; d < size; d += 2)
         for (int odd = 0; odd < 2; odd++)
             for (int w = 0; w < WIDES; w++)
-                known[odd][w] += load_wide(state + (d + odd) * stride + w * WIDTH) * key[d + odd];
+                known[odd][w] += load_wide(state + (d + odd) * stride + w * WIDTH) *
+                                 (HAS_CHANNELS ? key[d + odd] * decays[d + odd] : key[d + odd]);
     load_columns(value, error);
-    for (int w = 0; w < WIDES; w++) error[w] = (error[w] - decay * (known[0][w] + known[1][w])) * p.betas[at];
+    for (int w = 0; w < WIDES; w++) {
+        const wide expected = known[0][w] + known[1][w];
+        error[w] = (error[w] - (HAS_CHANNELS ? expected : decay * expected)) * p.betas[at];
+    }
     for (long d = 0; d < size; d += 2)
         for (int odd = 0; odd < 2; odd++)
             for (int w = 0; w < WIDES; w++) {
                 float* place = state + (d + odd) * stride + w * WIDTH;
-                const wide corrected = load_wide(place) * decay + error[w] * key[d + odd];
+                const float kept = HAS_CHANNELS ? decays[d + odd] : decay;
+                const wide corrected = load_wide(place) * kept + error[w] * key[d + odd];
                 store_wide(place, corrected);
                 found[odd][w] += corrected * query[d + odd];
             }
@@ -63,8 +71,8 @@ inline void correct(float* state, long size, long stride, const Prepared& p, lon
     store_columns(out, found[0]);
 }
 
-template <class T>
-inline void correct_head(const DeltaRule& r, float* state, long head, long first, long end) {
+template <bool HAS_CHANNELS, class T>
+inline void correct_tokens(const DeltaRule& r, float* state, long head, long first, long end) {
     const long value_dim = r.num_heads * r.value_size, own = head * r.value_size;
     const T* values = (const T*)r.qkv + 2 * r.num_key_heads * r.size + own;
     Prepared p;
@@ -75,8 +83,14 @@ inline void correct_head(const DeltaRule& r, float* state, long head, long first
             const T* value = values + token * r.qkv_stride + column;
             T* out = (T*)r.out + token * value_dim + own + column;
             for (long at = 0; at < count; at++)
-                correct<wides>(state + column, r.size, r.value_size, p, at, value + at * r.qkv_stride,
+                correct<wides, HAS_CHANNELS>(state + column, r.size, r.value_size, p, at, value + at * r.qkv_stride,
                                out + at * value_dim);
         });
     }
+}
+
+template <class T>
+inline void correct_head(const DeltaRule& r, float* state, long head, long first, long end) {
+    if (r.num_decays > 1) correct_tokens<true, T>(r, state, head, first, end);
+    else correct_tokens<false, T>(r, state, head, first, end);
 }

@@ -14,14 +14,20 @@ from bulkrun.ops.linear_attention.gated_rms_norm import gated_rms_norm as refere
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, norm_before_gate: bool = True
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    norm_before_gate: bool = True,
+    silu: bool = True,
 ) -> torch.Tensor:
     """As the reference, for tensors of one dtype."""
     dtype, (num_tokens, num_heads, size) = name(x.dtype), x.shape
     is_plain = x.is_contiguous() and gate.stride()[1:] == (size, 1) and x.dtype == gate.dtype == weight.dtype
-    is_plain &= weight.is_contiguous()
+    is_plain &= silu and weight.is_contiguous()
     if dtype is None or not is_plain:
-        return reference(x, gate, weight, eps, norm_before_gate=norm_before_gate)
+        return reference(x, gate, weight, eps, norm_before_gate=norm_before_gate, silu=silu)
     out = torch.empty_like(x)
     _function(dtype)(
         x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(),

@@ -20,7 +20,7 @@ def gated_delta_rule(
     qkv_TC: torch.Tensor,
     ba_TG: torch.Tensor,
     a_log_H: torch.Tensor,
-    dt_bias_H: torch.Tensor,
+    dt_bias: torch.Tensor,
     state_RHDV: torch.Tensor,
     meta: AttentionMetadata,
     *,
@@ -36,7 +36,7 @@ def gated_delta_rule(
         qkv_TC,
         ba_TG,
         a_log_H,
-        dt_bias_H,
+        dt_bias,
         state_RHDV,
         out_THV,
         meta.rows_S,
@@ -50,6 +50,7 @@ def gated_delta_rule(
         VALUE_SIZE=value_size,
         EPS=NORM_EPS,
         BETA_SCALE=beta_scale,
+        HAS_CHANNELS=dt_bias.numel() > num_heads,
         ROWS=triton.next_power_of_2(size),
         COLUMNS=_COLUMNS,
         num_warps=1,
@@ -76,6 +77,7 @@ def _gated_delta_rule_kernel(
     VALUE_SIZE: tl.constexpr,
     EPS: tl.constexpr,
     BETA_SCALE: tl.constexpr,
+    HAS_CHANNELS: tl.constexpr,  # each channel of keys has a decay of its own
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -94,7 +96,12 @@ def _gated_delta_rule_kernel(
     is_known_D = index_D < tl.minimum(before, 1) * SIZE  # of a sequence that begins nothing is
     state_DV = tl.load(state_ptr + place_DV, mask=is_known_D[:, None] & is_real_V[None, :], other=0.0)
     forgetting = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+    if HAS_CHANNELS:
+        own = head * SIZE + index_D
+        dt_bias = tl.load(dt_bias_ptr + own, mask=is_real_D, other=0.0).to(tl.float32)
+    else:
+        own = head
+        dt_bias = tl.load(dt_bias_ptr + own).to(tl.float32)
     query_ptr = qkv_ptr + head // (NUM_HEADS // (KEY_DIM // SIZE)) * SIZE + index_D
     value_ptr = qkv_ptr + 2 * KEY_DIM + head * VALUE_SIZE + index_V
     out_ptr += head * VALUE_SIZE + index_V
@@ -103,8 +110,12 @@ def _gated_delta_rule_kernel(
         key_D = _unit(tl.load(query_ptr + KEY_DIM + token * qkv_stride, mask=is_real_D, other=0.0), EPS)
         value_V = tl.load(value_ptr + token * qkv_stride, mask=is_real_V, other=0.0).to(tl.float32)
         beta = BETA_SCALE * tl.sigmoid(tl.load(ba_ptr + token * ba_stride + head).to(tl.float32))
-        a = tl.load(ba_ptr + token * ba_stride + NUM_HEADS + head).to(tl.float32) + dt_bias
-        state_DV *= tl.exp(-forgetting * softplus(a))
+        a_ptr = ba_ptr + token * ba_stride + NUM_HEADS + own
+        if HAS_CHANNELS:
+            a_D = tl.load(a_ptr, mask=is_real_D, other=0.0).to(tl.float32) + dt_bias
+            state_DV *= tl.exp(-forgetting * softplus(a_D))[:, None]
+        else:
+            state_DV *= tl.exp(-forgetting * softplus(tl.load(a_ptr).to(tl.float32) + dt_bias))
         error_V = (value_V - tl.sum(state_DV * key_D[:, None], 0)) * beta
         state_DV += key_D[:, None] * error_V[None, :]
         out_V = tl.sum(state_DV * query_D[:, None], 0) / tl.sqrt(SIZE * 1.0)

@@ -10,7 +10,13 @@ _NUMBERS = 1024  # of a program
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, norm_before_gate: bool = True
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    norm_before_gate: bool = True,
+    silu: bool = True,
 ) -> torch.Tensor:
     """As the reference."""
     num_tokens, num_heads, size = x.shape
@@ -21,7 +27,8 @@ def gated_rms_norm(
         _gated_rms_norm_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
             x, gate, weight, out, eps, gate.stride(0),
             NUM_HEADS=num_heads, SIZE=size, WEIGHT_STRIDE=size if weight.ndim > 1 else 0,
-            NORM_BEFORE_GATE=norm_before_gate, HEADS=heads, BLOCK=block, num_warps=min(max(block // 512, 4), 16),
+            NORM_BEFORE_GATE=norm_before_gate, SILU=silu, HEADS=heads, BLOCK=block,
+            num_warps=min(max(block // 512, 4), 16),
         )  # fmt: skip
     return out
 
@@ -38,6 +45,7 @@ def _gated_rms_norm_kernel(
     SIZE: tl.constexpr,
     WEIGHT_STRIDE: tl.constexpr,  # between heads
     NORM_BEFORE_GATE: tl.constexpr,
+    SILU: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -49,7 +57,9 @@ def _gated_rms_norm_kernel(
     place_HE = head_H[:, None] * SIZE + index_E[None, :]
     x_HE = tl.load(x_ptr + token * (NUM_HEADS * SIZE) + place_HE, mask=is_real_HE, other=0.0)
     gate_HE = tl.load(gate_ptr + token * gate_stride + place_HE, mask=is_real_HE, other=0.0).to(tl.float32)
-    factor_HE = gate_HE * tl.sigmoid(gate_HE)
+    factor_HE = tl.sigmoid(gate_HE)
+    if SILU:
+        factor_HE *= gate_HE
     if WEIGHT_STRIDE == 0:
         weight_HE = tl.load(weight_ptr + index_E, mask=is_real_E, other=0.0)[None, :]
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 LLAMA, QWEN, MIXTURE = "llama-3.1-8b", "qwen3-0.6b", "gpt-oss-20b"
 HYBRID, STATE_SPACES, SHARED_KEYS = "qwen3.5-9b", "nemotron-nano-9b-v2", "gemma-4-e4b"
-LATENTS = "glm-4.7-flash"
+LATENTS, CHANNELS = "glm-4.7-flash", "kimi-linear-48b-a3b"
 ASKED_REQUESTS = 3000  # by the issue, for its targets
 _LOAD_S = {"bulkrun": 20.0, "vllm": 150.0}  # guesses: a process, its engine and the first one's kernels,
 _AROUND_S, TRACE_S = 7.0, 45.0  # what a run needs beside its own time, and filling the engine again for a trace
@@ -136,6 +136,10 @@ def ablations() -> list[Item]:
         Item(
             "glm-4.7-flash, 1024/256", LATENTS, "1024", "256", 32_000, (Prediction("share_of_serial", 0.38),), 400,
             least=100, trace=True,
+        ),
+        Item(
+            "kimi-linear-48b-a3b, 1024/256", CHANNELS, "1024", "256", 30_000, (Prediction("share_of_serial", 0.30),),
+            300, least=100, trace=True,
         ),
         Item(
             mixture, MIXTURE, "1024", "256", 30_000, (Prediction("share_of_serial", 0.28),), 400,

@@ -131,6 +131,7 @@ def _mlp_weights(config: DecoderConfig) -> int:
             "minicpm3",
             "cohere2",
             "apertus",
+            "kimi_linear",
         ]
     ),
 )

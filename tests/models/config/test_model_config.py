@@ -49,6 +49,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "FalconH1ForCausalLM": {"mamba_n_heads": 8},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HeliumForCausalLM": {"num_attention_heads": 20, "hidden_size": 640},
+    "KimiLinearForCausalLM": {"num_hidden_layers": 6},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"]},
 }
 OWN_EPS = {
@@ -148,8 +149,8 @@ def test_biases_by_family() -> None:
         ({"architectures": ["NewForCausalLM"], "model_type": "new"},
          r"NewForCausalLM is not supported: transformers \S+ has no model type 'new'; take a conversion"),
         ({"architectures": ["MambaForCausalLM"], "state_size": 16}, r"MambaForCausalLM is not supported: layers that"),
-        ({"architectures": ["KimiLinearForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
-         r"KimiLinearForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
+        ({"architectures": ["MiniMaxForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
+         r"MiniMaxForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
         (QWEN3_5 | {"layer_types": ["linear_attention", "mamba"]}, r"layer type 'mamba' is not supported; linear_att"),
         (QWEN3_5 | {"layer_types": ["linear_attention"] * 2}, r"none of 2 layers has full_attention, and at least"),
         (QWEN3_5 | {"linear_num_key_heads": 3}, r"delta nets of 32 value heads over 3 key heads behind a convolution"),

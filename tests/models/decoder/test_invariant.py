@@ -57,6 +57,7 @@ PROMPT_LENS = [140, 33, 20, 1]
         "cohere_qk_norm",
         "apertus",
         "afmoe",
+        "kimi_linear",
         "granite_swa",
     ],
 )

@@ -92,7 +92,20 @@ def test_blocks_belong_to_one_text_each(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     "variant",
-    known(["qwen3", "qwen3_5", "lfm2", "nemotron_h", "falcon_h1", "gemma4", "olmo_hybrid", "minicpm3", "cohere2"]),
+    known(
+        [
+            "qwen3",
+            "qwen3_5",
+            "lfm2",
+            "nemotron_h",
+            "falcon_h1",
+            "gemma4",
+            "olmo_hybrid",
+            "minicpm3",
+            "cohere2",
+            "kimi_linear",
+        ]
+    ),
 )
 @torch.inference_mode()
 def test_steps_of_all_sizes_follow_one_another(variant: str, tmp_path: Path) -> None:

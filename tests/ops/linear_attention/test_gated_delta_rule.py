@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.glm5_next.modeling_glm5_next import recurrent_kimi_delta_attention
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from bulkrun import ops
@@ -28,13 +29,19 @@ class Heads(NamedTuple):
     heads: int
     size: int
     value_size: int
+    has_channels: bool = False  # each channel of keys has a decay of its own
+
+    @property
+    def num_decays(self) -> int:
+        return self.heads * (self.size if self.has_channels else 1)
 
     @property
     def channels(self) -> int:
         return 2 * self.key_heads * self.size + self.heads * self.value_size
 
 
-SHAPES = [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80), Heads(1, 1, 128, 64)]
+CHANNELS = Heads(3, 3, 24, 48, has_channels=True)
+SHAPES = [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80), Heads(1, 1, 128, 64), CHANNELS]
 
 
 def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
@@ -42,9 +49,9 @@ def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding
     torch.manual_seed(0)
     total = num_tokens(parts) + num_padding
     qkv_TC = torch.randn(total, heads.channels).to(dtype)
-    ba_TG = torch.randn(total, 2 * heads.heads + 3).to(dtype)[:, : 2 * heads.heads]
+    ba_TG = torch.randn(total, heads.heads + heads.num_decays + 3).to(dtype)[:, :-3]
     state = torch.randn(NUM_ROWS, heads.heads, heads.size, heads.value_size)
-    return [qkv_TC, ba_TG, torch.randn(heads.heads), torch.randn(heads.heads), state]
+    return [qkv_TC, ba_TG, torch.randn(heads.heads), torch.randn(heads.num_decays), state]
 
 
 @pytest.mark.parametrize("beta_scale", [1.0, 2.0])
@@ -61,6 +68,23 @@ def test_the_rule_is_that_of_transformers(beta_scale: float) -> None:
     )  # fmt: skip
     meta = make_meta([part])
     out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias_H, state, meta, beta_scale=beta_scale)
+    torch.testing.assert_close(out_THV, expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(state[part.row], last[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_rule_with_a_decay_for_each_channel_is_that_of_transformers() -> None:
+    heads, part = CHANNELS, Part(2, 0, 21)
+    qkv_TC, ba_TG, a_log_H, dt_bias, state = rule_inputs(heads, [part], torch.float32)
+    key_dim = heads.key_heads * heads.size
+    q, k, v = qkv_TC[None].split([key_dim, key_dim, heads.heads * heads.value_size], dim=2)
+    b, a = ba_TG[None].tensor_split((heads.heads,), dim=2)
+    steps = F.softplus(a + dt_bias).unflatten(2, (heads.heads, -1))
+    expected, last = recurrent_kimi_delta_attention(
+        q.unflatten(2, (-1, heads.size)), k.unflatten(2, (-1, heads.size)), v.unflatten(2, (-1, heads.value_size)),
+        g=-a_log_H.exp()[:, None] * steps, beta=b.sigmoid(),
+        initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    out_THV = gated_delta_rule.gated_delta_rule(qkv_TC, ba_TG, a_log_H, dt_bias, state, make_meta([part]))
     torch.testing.assert_close(out_THV, expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state[part.row], last[0], atol=1e-5, rtol=1e-5)
 
@@ -112,9 +136,10 @@ def test_heads_that_forget_little_forget_as_much_as_they_should(op: Callable[...
     torch.testing.assert_close(forgotten, torch.full_like(forgotten, expected), rtol=3e-3, atol=6e-6)
 
 
+@pytest.mark.parametrize("heads", [SHAPES[0], CHANNELS], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_do_not_depend_on_how_tokens_are_spread_over_steps(dtype: torch.dtype) -> None:
-    heads, count = SHAPES[0], 37
+def test_bits_do_not_depend_on_how_tokens_are_spread_over_steps(dtype: torch.dtype, heads: Heads) -> None:
+    count = 37
     qkv_TC, ba_TG, a_log_H, dt_bias_H, state = rule_inputs(heads, [Part(2, 0, count)], dtype)
     weight_WC, bias_C = torch.randn(4, heads.channels).to(dtype), torch.randn(heads.channels).to(dtype)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHRMSNormGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
@@ -26,6 +27,15 @@ def test_the_norm_before_a_gate_is_that_of_transformers() -> None:
     torch.testing.assert_close(out, norm(x, gate).detach(), atol=1e-6, rtol=1e-6)
 
 
+def test_the_norm_before_a_sigmoid_is_that_of_transformers() -> None:
+    torch.manual_seed(0)
+    norm = KimiLinearRMSNormGated(24, eps=1e-6)
+    norm.weight.data.uniform_(0.5, 1.5)
+    x, gate = torch.randn(2, 7, 3, 24)
+    out = gated_rms_norm.gated_rms_norm(x, gate, norm.weight.data, 1e-6, silu=False)
+    torch.testing.assert_close(out, norm(x, gate).detach(), atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_the_norm_behind_a_gate_is_that_of_transformers(num_groups: int) -> None:
     torch.manual_seed(0)
@@ -37,11 +47,11 @@ def test_the_norm_behind_a_gate_is_that_of_transformers(num_groups: int) -> None
     torch.testing.assert_close(out.flatten(1), norm(x.flatten(1), gate.flatten(1)).detach(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("norm_before_gate", [True, False])
+@pytest.mark.parametrize("kind", [{}, {"norm_before_gate": False}, {"silu": False}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", twins((cpu_norm, triton_norm), "gated_rms_norm"))
 def test_norms_equal_their_reference(
-    op: Callable[..., torch.Tensor], dtype: torch.dtype, norm_before_gate: bool
+    op: Callable[..., torch.Tensor], dtype: torch.dtype, kind: dict[str, bool]
 ) -> None:
     torch.manual_seed(0)
     device = device_of(op, dtype)
@@ -49,6 +59,6 @@ def test_norms_equal_their_reference(
         x = torch.randn(6, num_heads, size).to(device, dtype)
         gate = torch.randn(6, num_heads * size + 5).to(device, dtype)[:, 5:].unflatten(1, (num_heads, size))
         weight = torch.rand((num_heads, size) if has_weights_of_heads else (size,)).to(device, dtype)
-        out = op(x, gate, weight, 1e-6, norm_before_gate=norm_before_gate)
-        expected = gated_rms_norm.gated_rms_norm(x, gate, weight, 1e-6, norm_before_gate=norm_before_gate)
+        out = op(x, gate, weight, 1e-6, **kind)
+        expected = gated_rms_norm.gated_rms_norm(x, gate, weight, 1e-6, **kind)
         torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])

@@ -146,14 +146,18 @@ def linear_attention(dtype: torch.dtype) -> None:
     """A step of decoding, and one with prompts, of Qwen3.5-9B's heads."""
     qkv_TC, ba_TG = torch.zeros(24, 8192, dtype=dtype), torch.zeros(24, 64, dtype=dtype)
     state, of_heads = torch.zeros(NUM_ROWS, 32, 128, 128), torch.zeros(32)
+    of_channels, ba_of_channels_TG = torch.zeros(32 * 128), torch.zeros(24, 32 + 32 * 128, dtype=dtype)
     for parts in (DECODE, MIXED):
         meta = make_meta(parts)
         for bias_C, silu in ((None, True), (qkv_TC[0], True), (None, False)):
             conv_state = torch.zeros(NUM_ROWS, 3, 8192, dtype=dtype)
             ops.causal_conv(qkv_TC, qkv_TC[:4], bias_C, conv_state, meta, silu=silu)
         ops.gated_delta_rule(qkv_TC, ba_TG, of_heads, of_heads, state, meta)
+        kimi_TC = torch.zeros(24, 3 * 32 * 128, dtype=dtype)
+        ops.gated_delta_rule(kimi_TC, ba_of_channels_TG, of_heads, of_channels, state, meta)
     heads_THV = qkv_TC[:, :4096].contiguous().unflatten(1, (32, 128))
-    ops.gated_rms_norm(heads_THV, heads_THV, qkv_TC[0, :128].contiguous(), 1e-6)
+    for silu in (True, False):
+        ops.gated_rms_norm(heads_THV, heads_THV, qkv_TC[0, :128].contiguous(), 1e-6, silu=silu)
 
 
 def state_spaces(dtype: torch.dtype) -> None:
