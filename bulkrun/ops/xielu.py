@@ -14,7 +14,11 @@ def xielu(x: torch.Tensor, alphas: torch.Tensor) -> torch.Tensor:
 
     x: [T, I]. alphas: float32 [2], of which p is the first one's softplus, and n the second one's and 1/2 more.
     """
-    p, n = F.softplus(alphas) + alphas.new_tensor([0.0, _BETA])
-    x_TI = x.float()
+    (p, n), x_TI = factors(alphas), x.float()
     below_TI = (torch.expm1(x_TI.clamp(max=_NEAREST)) - x_TI) * n
     return (torch.where(x_TI > 0, x_TI * x_TI * p, below_TI) + x_TI * _BETA).to(x.dtype)
+
+
+def factors(alphas: torch.Tensor) -> torch.Tensor:
+    """p and n, float32 [2]."""
+    return F.softplus(alphas) + alphas.new_tensor([0.0, _BETA])

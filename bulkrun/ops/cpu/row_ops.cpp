@@ -1,5 +1,5 @@
-// Norms and gated activations: one pass over rows that lie one after another. Contracts: ops/rms_norm.py,
-// silu_mul.py, gelu_mul.py, linear_attention/gated_rms_norm.py.
+// Norms and activations: one pass over rows that lie one after another. Contracts: ops/rms_norm.py,
+// silu_mul.py, gelu_mul.py, xielu.py, linear_attention/gated_rms_norm.py.
 
 #include <vector>
 
@@ -33,6 +33,13 @@ static void gate(const T* gate_up, T* out, int64_t rows, int64_t size, int num_t
             store(out + row * size + i, gated * load(ups + i, size - i), size - i);
         }
     }
+}
+
+template <class T>
+static void xielu(const T* x, T* out, int64_t size, float above, float below, int num_threads) {
+    const Xielu activation = {above, below};
+#pragma omp parallel for num_threads(num_threads) if (size > FEW)
+    for (long i = 0; i < size; i += LANES) store(out + i, activation(load(x + i, size - i)), size - i);
 }
 
 // Heads of `size` numbers, those of a token one after another; of gates the tokens are `gate_stride` numbers apart, of
@@ -76,6 +83,14 @@ NORMS(bf16, bfloat16, bf16, bfloat16)
     extern "C" void gelu_mul_##T_NAME(const T* gate_up, T* out, int64_t rows, int64_t size, int num_threads) {      \
         gate<GeluTanh<T>>(gate_up, out, rows, size, num_threads);                                                   \
     }
+
+#define XIELU(T, T_NAME)                                                                                            \
+    extern "C" void xielu_##T_NAME(const T* x, T* out, int64_t size, float above, float below, int num_threads) {   \
+        xielu(x, out, size, above, below, num_threads);                                                             \
+    }
+
+XIELU(float, float32)
+XIELU(bf16, bfloat16)
 
 GATES(float, float32)
 GATES(bf16, bfloat16)

@@ -71,6 +71,16 @@ struct Silu {
     f32x16 operator()(f32x16 x) const { return x * sigmoid<T>(x); }
 };
 
+// See bulkrun/ops/xielu.py. Not of what is rounded to fewer bits: the exponential is nearly all that is taken from it.
+struct Xielu {
+    float above, below;  // of squares, and of what an exponential is beyond its tangent
+
+    f32x16 operator()(f32x16 x) const {
+        const f32x16 beyond = exp2_of<float>(smaller(broadcast(-1e-6f), x) * LOG2_E) - 1.0f - x;
+        return select(x > 0.0f, x * x * above, beyond * below) + 0.5f * x;
+    }
+};
+
 template <class T>
 struct GeluTanh {
     f32x16 operator()(f32x16 x) const { return x * sigmoid<T>(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
