@@ -14,7 +14,7 @@ from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderL
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
-from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.layers import MLP, HeadQKNorm, LayerNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.models.decoder.short_conv import ShortConv
@@ -59,8 +59,6 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.mlp_alone is not None
         or not config.has_mlp_gates
         or config.qk_norm in ("turned_head", "centered_head")
-        or config.are_centered
-        or config.norms == "beside"
         or config.attends_beside_states
         or config.latent is not None
         or not _are_whole(config)
@@ -125,7 +123,8 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
         soft_cap=config.attention_soft_cap,
         residual_multiplier=config.residual_multiplier,
         activation=config.activation,
-        is_layer_norm=False,
+        is_layer_norm=config.are_centered,
+        is_beside=config.norms == "beside",
         is_causal=config.is_causal,
         dtype=dtype,
         gates_attention=config.gates_attention,
@@ -213,7 +212,7 @@ def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
 
 
 def _norm(module: torch.nn.Module) -> torch.Tensor | None:
-    return module.weight if isinstance(module, RMSNorm) else None
+    return module.weight if isinstance(module, LayerNorm | RMSNorm) else None
 
 
 def _matrix(linear: Linear | Int8Linear | FourBitLinear) -> Matrix:

@@ -19,10 +19,9 @@ from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
-from bulkrun.ops.cpu.stack_memory import Matrix, StackMemory, set_kept, set_step
+from bulkrun.ops.cpu.stack_memory import LANES, Matrix, StackMemory, set_kept, set_step
 from bulkrun.ops.encoder_layers import EncoderLayer, EncoderSizes
 
-_LANES = 16  # of vector.h
 _ROWS = 16  # of a tile
 
 
@@ -71,7 +70,7 @@ class EncoderStack:
             layers=ctypes.addressof(self._layers), num_layers=len(layers), hidden_size=width, intermediate_size=inner,
             num_heads=sizes.num_heads, head_dim=sizes.head_dim, eps=sizes.eps, scale=sizes.head_dim**-0.5,
             is_gelu_tanh=sizes.activation == "gelu_tanh",
-            distance_bias=None if bias is None else memory.keep(F.pad(bias.float(), (0, _LANES - 1))),
+            distance_bias=None if bias is None else memory.keep(F.pad(bias.float(), (0, LANES - 1))),
             max_distance=0 if bias is None else bias.shape[1] // 2,
         )  # fmt: skip
         self._run: Callable[..., None] = structs.struct_function(

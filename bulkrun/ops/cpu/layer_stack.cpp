@@ -3,7 +3,8 @@
 //
 // A layer begins with its mixer, which has a file of its own: block by block it projects the normed rows (`begin`), then
 // all threads together mix the tokens of all blocks (`mix`), and the output projection multiplies what that gives
-// (`mixed`). The product is added to the residual stream; so is, after another norm, what the MLP makes of it.
+// (`mixed`). The product is added to the residual stream; so is, after another norm, what the MLP makes of it. Of some
+// models the MLP stands beside the mixer, and takes what that took.
 
 #include "attention_mixer.h"
 #include "delta_net_mixer.h"
@@ -67,7 +68,8 @@ struct LayerStack : BlockProducts<T> {
         const Mixed<T> mixed = mixed_by(layer);
         T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
         this->multiply(mixed.rows + block.first * mixed.stride, mixed.stride, layer.o, out, size, block, to_residual);
-        add_norm(out, layer.mixer_out_norm, layer.mlp_norm, x, x_stride, block);
+        if (s.is_beside) add_beside(out, layer.input_norm, x, block);
+        else add_norm(out, layer.mixer_out_norm, layer.mlp_norm, x, x_stride, block);
         if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
         else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
         else run_mlp<Gelu<T>>(layer, x, out, block);
@@ -127,6 +129,16 @@ struct LayerStack : BlockProducts<T> {
             if (out_norm) norm(added, out_norm, added);
             if (weight) add_and_norm(added, residual, weight, to + row * stride, scale);
             else add_row(added, residual, to + row * stride, size);
+        }
+        this->meet(block);
+    }
+
+    // To the residual stream comes what the mixer found; to `x` the norm of what it was before, once more.
+    void add_beside(T* out, const void* weight, T* x, const Block& block) const {
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
+            T *found = out + row * size, *residual = (T*)s.residual + (block.first + row) * size;
+            norm(residual, weight, x + row * x_stride);
+            add_row(found, residual, found, size);
         }
         this->meet(block);
     }

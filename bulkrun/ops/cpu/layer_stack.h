@@ -45,6 +45,7 @@ struct Stack {
     float eps, scale, soft_cap, residual_multiplier;
     int32_t activation;       // SILU, GELU_TANH or GELU
     int32_t is_layer_norm;    // 0: norms are of root mean squares
+    int32_t is_beside;        // MLPs take what mixers take, and what both give is added up
     int32_t gates_attention;  // its queries come behind gates of what it gives
     int32_t sees_later;       // see paged_attention.h
     int32_t has_fp8_cache;    // 0: it holds what goes through the layers

@@ -21,7 +21,7 @@ from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.layer_weights import Heads, LayerWeights, StackSizes, row_sizes, widest
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
-from bulkrun.ops.cpu.stack_memory import Matrix, StackMemory, padded, set_kept, set_step
+from bulkrun.ops.cpu.stack_memory import LANES, Matrix, StackMemory, padded, set_kept, set_step
 from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, ShortConvLayer, StateWeights
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.matmul.weight_kinds import values_of
@@ -62,7 +62,7 @@ class _Stack(ctypes.Structure):
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
         *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest", "widest_gated", "last_full")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
-        *[(x, c_int32) for x in ("activation", "is_layer_norm", "gates_attention", "sees_later")],
+        *[(x, c_int32) for x in ("activation", "is_layer_norm", "is_beside", "gates_attention", "sees_later")],
         *[(x, c_int32) for x in ("has_fp8_cache", "num_threads")],
     )
 
@@ -71,6 +71,8 @@ def can_stack(sizes: StackSizes, norm_dtype: torch.dtype, heads: Iterable[Heads]
     """Whether it is compiled for such layers, with these heads of keys; the first call may compile."""
     ops, names = library(), suffix(sizes.dtype, norm_dtype)
     if ops is None or names is None or not hasattr(ops, f"layer_stack_{names}"):
+        return False
+    if sizes.is_layer_norm and sizes.hidden_size % LANES:
         return False
     most_dims, most_heads = c_number("max_head_dim"), c_number("max_heads_per_kv_head")
     return all(dims <= most_dims and sizes.num_heads // kv_heads <= most_heads for kv_heads, dims in heads)
@@ -95,7 +97,8 @@ class LayerStack:
             last_full=max(i for i, layer in enumerate(layers) if layer.is_full),
             eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,
             residual_multiplier=sizes.residual_multiplier, activation=ACTIVATIONS.index(sizes.activation),
-            is_layer_norm=sizes.is_layer_norm, gates_attention=sizes.gates_attention, sees_later=not sizes.is_causal,
+            is_layer_norm=sizes.is_layer_norm, is_beside=sizes.is_beside, gates_attention=sizes.gates_attention,
+            sees_later=not sizes.is_causal,
             **{name: getattr(sizes, name) for name in _CONSTANTS if name != "head_dim"},
         )  # fmt: skip
         are_packed = all(_is_packed(matrix) for layer in layers for matrix in layer.matrices)

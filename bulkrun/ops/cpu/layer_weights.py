@@ -65,6 +65,7 @@ class StackSizes:
     is_layer_norm: bool  # else norms are of root mean squares
     is_causal: bool
     dtype: torch.dtype  # of what goes through them, and of weights that are not int8
+    is_beside: bool = False  # each MLP stands beside its mixer, behind the same norm
     gates_attention: bool = False  # what it gives is multiplied by the sigmoid of gates, which queries come behind
     input_size: int = 0  # of what layers are told of each token anew; 0: nothing
 

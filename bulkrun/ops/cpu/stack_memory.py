@@ -15,6 +15,7 @@ from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 from bulkrun.ops.cpu.panel_matrix import PanelWeight
 
 _THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
+LANES = 16  # numbers in a vector (vector.h)
 PAD = 32  # of layer_stack.cpp: what rows are a multiple of
 
 
