@@ -14,7 +14,7 @@ from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderL
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
-from bulkrun.models.decoder.layers import MLP, HeadQKNorm, LayerNorm, Linear, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.layers import MLP, HeadQKNorm, LayerNorm, Linear, PlainMLP, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.models.decoder.short_conv import ShortConv
@@ -32,6 +32,7 @@ from bulkrun.ops.cpu.state_mixers import (
     can_mix_mamba2,
     can_mix_short_conv,
 )
+from bulkrun.ops.xielu import factors
 
 _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more takes so long that calls do not count
 
@@ -57,12 +58,16 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.has_sinks
         or config.gates_heads
         or config.mlp_alone is not None
-        or not config.has_mlp_gates
+        or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
         or config.qk_norm in ("turned_head", "centered_head")
         or config.attends_beside_states
         or config.latent is not None
         or not _are_whole(config)
     )
+
+
+def _are_plain_mlps_whole(config: DecoderConfig) -> bool:
+    return not any(config.mlp_size(layer) % PAD for layer in range(config.num_layers))
 
 
 def _are_whole(config: DecoderConfig) -> bool:
@@ -110,8 +115,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _has_packed_gates(layer: DecoderLayer) -> bool:
-    assert isinstance(layer.mlp, MLP), "neither mixtures nor MLPs alone are stacked"
-    return layer.mlp.gate_up_proj.weight.ndim == 4
+    return isinstance(layer.mlp, MLP) and layer.mlp.gate_up_proj.weight.ndim == 4
 
 
 def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
@@ -136,7 +140,7 @@ def _weights(
     layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
-    assert attention is not None and isinstance(mlp, MLP), "neither mixtures nor MLPs alone are stacked"
+    assert attention is not None and isinstance(mlp, MLP | PlainMLP), "neither mixtures nor MLPs alone are stacked"
     assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention), "such are not stacked"
     rotary = None if rope is None else ropes.index(rope)
     mixer = (
@@ -148,13 +152,21 @@ def _weights(
         o=_matrix(attention.o_proj),
         mixer_out_norm=_norm(layer.attention_out),
         mlp_norm=_norm(layer.mlp_norm),
-        gate_up=_matrix(mlp.gate_up_proj),
+        gate_up=_matrix(mlp.gate_up_proj if isinstance(mlp, MLP) else mlp.up_proj),
         down=_matrix(mlp.down_proj),
         intermediate_size=mlp.size,
         mlp_out_norm=_norm(layer.mlp_out),
         inputs=_inputs(layer),
         scale=1.0 if layer.scale is None else layer.scale.item(),
+        xielu=_xielu(mlp),
     )
+
+
+def _xielu(mlp: MLP | PlainMLP) -> tuple[float, float]:
+    if isinstance(mlp, MLP) or mlp.alphas is None:
+        return 0.0, 0.0
+    above, below = factors(mlp.alphas).tolist()
+    return above, below
 
 
 def _inputs(layer: DecoderLayer) -> InputWeights | None:

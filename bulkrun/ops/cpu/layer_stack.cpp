@@ -14,7 +14,7 @@
 #include "short_conv_mixer.h"
 #include "struct_layout.h"
 
-enum Activation { SILU, GELU_TANH, GELU };
+enum Activation { SILU, GELU_TANH, GELU, RELU2, XIELU };
 
 template <class T, class N>
 struct LayerStack : BlockProducts<T> {
@@ -70,9 +70,7 @@ struct LayerStack : BlockProducts<T> {
         this->multiply(mixed.rows + block.first * mixed.stride, mixed.stride, layer.o, out, size, block, to_residual);
         if (s.is_beside) add_beside(out, layer.input_norm, x, block);
         else add_norm(out, layer.mixer_out_norm, layer.mlp_norm, x, x_stride, block);
-        if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
-        else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
-        else run_mlp<Gelu<T>>(layer, x, out, block);
+        run_mlp(layer, x, out, block);
         if (layer.input_gate.panels) take_inputs(i, x, out, block);
         const void* out_norm = layer.input_gate.panels ? layer.input_out_norm : layer.mlp_out_norm;
         if (!is_last) return add_norm(out, out_norm, s.layers[i + 1].input_norm, x, x_stride, block, layer.scale);
@@ -160,8 +158,27 @@ struct LayerStack : BlockProducts<T> {
         this->multiply(gated, width, layer.input_out, out, size, block, to_residual);
     }
 
-    template <class Gate>
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
+        switch (s.activation) {
+            case SILU: return run_gated<Silu<T>>(layer, x, out, block);
+            case GELU_TANH: return run_gated<GeluTanh<T>>(layer, x, out, block);
+            case GELU: return run_gated<Gelu<T>>(layer, x, out, block);
+            case RELU2: return run_plain(layer, x, out, block, ReluSquared());
+            default: return run_plain(layer, x, out, block, Xielu{layer.above, layer.below});
+        }
+    }
+
+    // Without gates; its width is whole words.
+    template <class Activation>
+    void run_plain(const Layer& layer, const T* x, T* out, const Block& block, const Activation& activation) const {
+        const long width = layer.intermediate_size;
+        T* up = this->scratch(s.gated, s.widest_gated, block);
+        this->multiply(x, x_stride, layer.gate_up, up, width, block, [&](f32x16 v) { return activation(rounded<T>(v)); });
+        this->multiply(up, width, layer.down, out, size, block, to_residual);
+    }
+
+    template <class Gate>
+    void run_gated(const Layer& layer, const T* x, T* out, const Block& block) const {
         const long gated_stride = round_up(layer.intermediate_size, PAD);
         T* gated = this->scratch(s.gated, s.widest_gated, block);
         this->with_operand(x, x_stride, layer.gate_up, block, [&](const Operand& rows, auto words) {
@@ -178,7 +195,7 @@ EXPORT_LAYOUT(AttentionLayer, norms_values)
 EXPORT_LAYOUT(DeltaNetLayer, out_norm_eps)
 EXPORT_LAYOUT(ShortConvLayer, num_taps)
 EXPORT_LAYOUT(Mamba2Layer, num_taps)
-EXPORT_LAYOUT(Layer, scale)
+EXPORT_LAYOUT(Layer, below)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)
 extern "C" void layer_stack_float32_float32(const Stack* s) { LayerStack<float, float>(*s).run(); }

@@ -12,13 +12,14 @@ enum MixerKind { ATTENTION, DELTA_NET, SHORT_CONV, MAMBA2 };
 struct Layer {
     const void* mixer;  // an AttentionLayer or whatever its kind has
     int64_t mixer_kind;
-    Matrix o, gate_up, down;
+    Matrix o, gate_up, down;                    // gate_up: ups alone, where MLPs have no gates
     const void *input_norm, *mlp_norm;          // before mixer and MLP; null: none
     const void *mixer_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
     Matrix input_gate, input_out;               // of what the layer is told of each token anew; no panels: nothing
     const void* input_out_norm;
     int64_t intermediate_size;
-    float scale;  // of the residual stream behind it
+    float scale;         // of the residual stream behind it
+    float above, below;  // of Xielu
 };
 
 struct Rotary {
@@ -43,7 +44,7 @@ struct Stack {
     int64_t widest_gated;  // the same of gates': threads are in blocks of different widths at a time
     int64_t last_full;  // the last layer that makes keys, or a state, of all tokens
     float eps, scale, soft_cap, residual_multiplier;
-    int32_t activation;       // SILU, GELU_TANH or GELU
+    int32_t activation;       // see layer_stack.cpp
     int32_t is_layer_norm;    // 0: norms are of root mean squares
     int32_t is_beside;        // MLPs take what mixers take, and what both give is added up
     int32_t gates_attention;  // its queries come behind gates of what it gives

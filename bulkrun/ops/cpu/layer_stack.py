@@ -26,7 +26,7 @@ from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, ShortConvLa
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.matmul.weight_kinds import values_of
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of layer_stack.cpp
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "xielu")  # in the order of layer_stack.cpp
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 
 
@@ -39,7 +39,7 @@ class _Layer(ctypes.Structure):
         *[(x, panel_matrix.Matrix) for x in ("input_gate", "input_out")],
         ("input_out_norm", c_void_p),
         ("intermediate_size", c_int64),
-        ("scale", c_float),
+        *[(x, c_float) for x in ("scale", "above", "below")],
     )
 
 
@@ -192,7 +192,8 @@ class LayerStack:
         return _Layer(
             mixer=ctypes.addressof(mixer), mixer_kind=layer.mixer.kind, o=memory.matrix(layer.o),
             gate_up=memory.matrix(_padded_halves(layer.gate_up, layer.intermediate_size)),
-            down=memory.matrix(layer.down), intermediate_size=layer.intermediate_size, scale=layer.scale, **inputs,
+            down=memory.matrix(layer.down), intermediate_size=layer.intermediate_size, scale=layer.scale,
+            above=layer.xielu[0], below=layer.xielu[1], **inputs,
             **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
         )  # fmt: skip
 

@@ -25,7 +25,10 @@ class InputWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: what mixes tokens in it, and gates and ups in one matrix. Norms that are None it has not."""
+    """One layer: what mixes tokens in it, and gates and ups in one matrix, or whole words of ups alone.
+
+    Norms that are None it has not.
+    """
 
     input_norm: torch.Tensor | None  # [E]
     mixer: AttentionWeights | StateWeights
@@ -38,6 +41,7 @@ class LayerWeights:
     mlp_out_norm: torch.Tensor | None  # [E]
     inputs: InputWeights | None = None
     scale: float = 1.0  # of the residual stream behind the layer
+    xielu: tuple[float, float] = (0.0, 0.0)  # factors of that activation
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -81,6 +81,13 @@ struct Xielu {
     }
 };
 
+struct ReluSquared {
+    f32x16 operator()(f32x16 x) const {
+        const f32x16 above = larger(f32x16{}, x);
+        return above * above;
+    }
+};
+
 template <class T>
 struct GeluTanh {
     f32x16 operator()(f32x16 x) const { return x * sigmoid<T>(1.5957691216057308f * (x + 0.044715f * x * x * x)); }

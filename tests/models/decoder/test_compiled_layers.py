@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compi
 STACKED = [
     "llama_tied", "llama_mqa", "llama_biases", "llama_head_dim_80", "llama_rope_yarn", "mistral_sliding",
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
-    "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2",
+    "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2", "apertus",
+    "arcee_whole",
 ]  # fmt: skip
 NOT_STACKED = [
     "qwen3_moe",
@@ -35,7 +36,7 @@ NOT_STACKED = [
     "qwen3_5_moe",
     "qwen3_next",
     "cohere_qk_norm",
-    "apertus",
+    "arcee",
     "kimi_linear",
 ]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -134,7 +135,7 @@ def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2"])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2", "apertus"])
 def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_threads: int, tmp_path: Path) -> None:
     model, reference = load(tmp_path, variant, torch.float32), make_tiny_model(variant)
     before = torch.get_num_threads()
@@ -151,7 +152,7 @@ def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_
 
 @pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus"])
 def test_two_threads_give_the_bits_of_one(
     variant: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
