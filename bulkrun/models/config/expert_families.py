@@ -136,7 +136,7 @@ _ALONE: dict[str, Family] = {
     ),
     "MiniMaxM2ForCausalLM": Family(
         "minimax_m2",
-        "MiniMax M2, M2.1, M2.5",
+        "MiniMax M2",
         "experts chosen by sigmoid and bias, QK-norm of the whole projection, partial RoPE",
         {
             "head_dim": 128,

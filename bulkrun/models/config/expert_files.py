@@ -7,7 +7,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.family import check_number, layers_of
-from bulkrun.models.config.family_files import of_exaone, of_granite_swash, of_hunyuan
+from bulkrun.models.config.family_files import of_exaone, of_hunyuan, with_full_fourths
 from bulkrun.models.config.layer_kinds import of_layers
 
 _Keys = Mapping[str, Any]
@@ -123,7 +123,7 @@ def of_granite_shared(raw: _Keys) -> _Keys:
 
 def of_granite_moe_swash(raw: _Keys) -> _Keys:
     """Granite Swash with experts."""
-    return of_granite_shared(of_granite_swash(raw))
+    return of_granite_shared(with_full_fourths(raw))
 
 
 def of_minimax(raw: _Keys) -> _Keys:

@@ -15,9 +15,9 @@ from bulkrun.models.config.family_files import (
     of_cohere,
     of_ernie,
     of_exaone,
-    of_granite_swash,
     of_hunyuan,
     of_hyperclovax,
+    with_full_fourths,
 )
 from bulkrun.models.config.gemma_families import GEMMAS
 from bulkrun.models.config.hybrid_families import HYBRIDS
@@ -209,7 +209,7 @@ _DENSE: dict[str, Family] = {
             "layer_rope_theta": None,
         },
         has_sinks=True,
-        in_common_words=of_granite_swash,
+        in_common_words=with_full_fourths,
     ),
     "GraniteForCausalLM": Family(
         "granite",

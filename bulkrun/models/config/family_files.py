@@ -58,17 +58,8 @@ def of_cohere(raw: _Keys) -> _Keys:
     return {**raw, "logits_scaling": 1 / scale, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
 
 
-def of_cwm(raw: _Keys) -> _Keys:
-    """Code World Model: each fourth layer sees everything, from the first one on."""
-    return _every_fourth_is_full(raw)
-
-
-def of_granite_swash(raw: _Keys) -> _Keys:
-    """Granite Swash, as Code World Model. Its layers may have a base frequency each, 0 for none."""
-    return _every_fourth_is_full(raw)
-
-
-def _every_fourth_is_full(raw: _Keys) -> _Keys:
+def with_full_fourths(raw: _Keys) -> _Keys:
+    """Each fourth layer sees everything, from the first one on, where no list says otherwise."""
     if raw.get("layer_types") is not None:
         return raw
     return {**raw, "layer_types": [_SLIDING if layer % 4 else _FULL for layer in layers_of(raw)]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bulkrun.models.config.family import BIASES, LLAMA3_ROPE, WINDOW, Family
-from bulkrun.models.config.family_files import of_cwm
+from bulkrun.models.config.family_files import with_full_fourths
 
 _MISTRAL = WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
 _MINISTRAL_ROPE = {  # where the file says nothing
@@ -65,7 +65,7 @@ LLAMAS: dict[str, Family] = {
             "layer_types": None,
         },
         rope=_CWM_ROPE,
-        in_common_words=of_cwm,
+        in_common_words=with_full_fourths,
     ),
     "SeedOssForCausalLM": Family(
         "seed_oss",
