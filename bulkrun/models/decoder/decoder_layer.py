@@ -71,9 +71,8 @@ class Block(NamedTuple):
     """One of the blocks around the residual stream: what it adds is `out(module(norm(residual)))`."""
 
     norm: RMSNorm | LayerNorm | NoNorm
-    module: (
-        nn.Module | AttentionBesideMLP
-    )  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
+    # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
+    module: nn.Module | AttentionBesideMLP
     out: RMSNorm | LayerNorm | NoNorm | Scale
     rope: RopeConfig | None = None
     looks_back: bool = False  # at what it makes of earlier tokens: none of a step's may be left out before it
@@ -139,10 +138,8 @@ def _attention(
     if config.attends_beside_states:
         return AttentionBesideMamba2(config, layer)
     if config.attends[layer]:
-        index = sum(config.attends[:layer])
-        return (
-            Attention(config, layer, index) if config.latent is None else LatentAttention(config, config.latent, index)
-        )
+        index, latent = sum(config.attends[:layer]), config.latent
+        return Attention(config, layer, index) if latent is None else LatentAttention(config, latent, index)
     kind = config.recurrence
     assert kind is not None, "what does not attend has an MLP alone or keeps a state"
     return _WITH_STATE[type(kind)](config, sum(kind.layers[:layer]))

@@ -22,13 +22,14 @@ class _ExpertNames(NamedTuple):
 
 
 _GATED = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
-_BY_NUMBER = _ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+_BY_NUMBER = _ExpertNames("mlp", "w1", "w3", "w2")
+_OF_MIXTRAL = _BY_NUMBER._replace(block="block_sparse_moe")
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
-    "KimiLinearForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
-    "Lfm2MoeForCausalLM": _ExpertNames("mlp", "w1", "w3", "w2"),
+    "KimiLinearForCausalLM": _BY_NUMBER,
+    "Lfm2MoeForCausalLM": _BY_NUMBER,
     "NemotronHForCausalLM": _ExpertNames("mixer", None, "up_proj", "down_proj"),
-    "MiniMaxM2ForCausalLM": _BY_NUMBER,
-    "MixtralForCausalLM": _BY_NUMBER,
+    "MiniMaxM2ForCausalLM": _OF_MIXTRAL,
+    "MixtralForCausalLM": _OF_MIXTRAL,
     "AfmoeForCausalLM": _GATED,
     "DeepseekV2ForCausalLM": _GATED,
     "DeepseekV3ForCausalLM": _GATED,
