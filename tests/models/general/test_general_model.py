@@ -333,6 +333,7 @@ def test_contexts_that_other_keys_give() -> None:
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     assert ModelConfig.from_dict(raw | {"rope_scaling": yarn}).max_position_embeddings == 1024
     assert ModelConfig.from_dict(raw | {"model_max_length": 4096}).max_position_embeddings == 512
-    command_r = raw | {"architectures": ["CohereForCausalLM"], "model_max_length": 4096}
-    assert ModelConfig.from_dict(command_r).max_position_embeddings == 4096
-    assert ModelConfig.from_dict(command_r | {"model_max_length": None}).max_position_embeddings == 512
+    for name in ("CohereForCausalLM", "Cohere2ForCausalLM", "Cohere2MoeForCausalLM"):
+        command = raw | {"architectures": [name], "model_max_length": 4096, "intermediate_size": 96}
+        assert ModelConfig.from_dict(command).max_position_embeddings == 4096
+        assert ModelConfig.from_dict(command | {"model_max_length": None}).max_position_embeddings == 512
