@@ -39,6 +39,15 @@ _OTHER_NAMES = {  # of keys that DeepSeek's files have, and of those that transf
     "num_expert_group": "n_group",
     "model_max_length": "max_position_embeddings",
 }
+_FIXED: _Keys = {
+    "moe_router_activation_func": "sigmoid",
+    "mla_use_nope": True,
+    "moe_layer_freq": 1,
+    "mla_use_output_gate": False,
+    "routed_expert_hidden_size": None,
+    "attn_res_block_size": None,
+}
+_FIXED_OF_LINEAR: _Keys = {"use_full_rank_gate": False, "gate_lower_bound": None}
 _OF_LINEAR = {  # keys of `linear_attn_config`
     "num_heads": "linear_num_heads",
     "head_dim": "linear_head_dim",
@@ -49,12 +58,13 @@ _OF_LINEAR = {  # keys of `linear_attn_config`
 def of_kimi_linear(raw: _Keys) -> _Keys:
     """Kimi Linear: which layers attend is told by their numbers, from 1, or by a list; else each fourth does.
 
-    Raises ModelError for what no published file asks for.
+    Raises ModelError for what Kimi Linear has not: Kimi K3's text part names the same architecture.
     """
-    for name, expected in {"moe_router_activation_func": "sigmoid", "mla_use_nope": True, "moe_layer_freq": 1}.items():
-        if raw.get(name, expected) != expected:
-            raise ModelError(f"{name} {raw[name]!r} is not supported; {expected} is")
     linear = raw.get("linear_attn_config") or {}
+    for given, fixed in ((raw, _FIXED), (linear, _FIXED_OF_LINEAR)):
+        for name, expected in fixed.items():
+            if given.get(name, expected) != expected:
+                raise ModelError(f"{name} {given[name]!r} is not supported; {expected} is")
     keys = {**KIMI_LINEAR_KEYS, **raw}
     keys |= {ours: raw[theirs] for theirs, ours in _OTHER_NAMES.items() if raw.get(theirs) is not None}
     keys |= {ours: linear[theirs] for theirs, ours in _OF_LINEAR.items() if theirs in linear}

@@ -235,6 +235,8 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("SolarOpenForCausalLM", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported; 1.0"),
         ("AfmoeForCausalLM", {"num_shared_experts": 0}, r"'n_shared_experts' is 0, not a whole number above 0"),
         ("KimiLinearForCausalLM", {"num_hidden_layers": 6, "mla_use_nope": False}, r"mla_use_nope False is not supp"),
+        ("KimiLinearForCausalLM", {"attn_res_block_size": 12}, r"attn_res_block_size 12 is not"),
+        ("KimiLinearForCausalLM", {"linear_attn_config": {"gate_lower_bound": -5.0}}, r"gate_lower_bound -5.0 is not"),
         ("KimiLinearForCausalLM", {"layer_types": ["linear_attention"] * 3}, r"layers .* are not supported; some"),
         ("KimiLinearForCausalLM", {"num_hidden_layers": 6, "linear_num_heads": 0}, r"'linear_num_heads' is 0, not a"),
         ("MellumForCausalLM", {"mlp_layer_types": ["sparse"]}, r"'mlp_layer_types' has 1 values for 3 layers"),
