@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_BETA = 0.5  # the slope at zero
-_NEAREST = -1e-6  # to zero: where the exponential is taken at most
+BETA = 0.5  # the slope at zero
+NEAREST = -1e-6  # to zero: where the exponential is taken at most
 
 
 def xielu(x: torch.Tensor, alphas: torch.Tensor) -> torch.Tensor:
@@ -15,10 +15,10 @@ def xielu(x: torch.Tensor, alphas: torch.Tensor) -> torch.Tensor:
     x: [T, I]. alphas: float32 [2], of which p is the first one's softplus, and n the second one's and 1/2 more.
     """
     (p, n), x_TI = factors(alphas), x.float()
-    below_TI = (torch.expm1(x_TI.clamp(max=_NEAREST)) - x_TI) * n
-    return (torch.where(x_TI > 0, x_TI * x_TI * p, below_TI) + x_TI * _BETA).to(x.dtype)
+    below_TI = (torch.expm1(x_TI.clamp(max=NEAREST)) - x_TI) * n
+    return (torch.where(x_TI > 0, x_TI * x_TI * p, below_TI) + x_TI * BETA).to(x.dtype)
 
 
 def factors(alphas: torch.Tensor) -> torch.Tensor:
     """p and n, float32 [2]."""
-    return F.softplus(alphas) + alphas.new_tensor([0.0, _BETA])
+    return F.softplus(alphas) + alphas.new_tensor([0.0, BETA])

@@ -55,9 +55,7 @@ def _model(shape: str) -> transformers.PreTrainedModel:
         heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 16}
         config = transformers.Qwen3_5TextConfig(**sizes, **special, **heads, tie_word_embeddings=True)
         return transformers.Qwen3_5ForCausalLM(config)
-    if (
-        shape == "qwen3-moe-0.4b"
-    ):  # no published model is as small: Qwen3-30B-A3B's layers at three eighths of its width
+    if shape == "qwen3-moe-0.4b":  # Qwen3-30B-A3B's layers at three eighths of their width
         sizes = _sizes(hidden=768, intermediate=2304, layers=12, heads=12, kv_heads=4, head_dim=64, vocab=16384)
         experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 384, "norm_topk_prob": True}
         return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **special, **experts))

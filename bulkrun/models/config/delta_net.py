@@ -61,25 +61,7 @@ class KimiDeltaConfig(DeltaNetConfig):
         return [(self.conv_dim, hidden_size), (hidden_size, self.value_dim)]
 
 
-def kimi_delta_of(keys: Mapping[str, Any]) -> KimiDeltaConfig:
-    """Those that the keys of a config.json ask for. Raises ModelError for sizes that are none."""
-    names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    for name in names:
-        check_number(name, keys[name], int)
-    num_heads, head_dim, conv_width = (keys[name] for name in names)
-    if conv_width < 2:
-        raise ModelError(f"a convolution over {conv_width} tokens is not supported; over 2 or more it is")
-    return KimiDeltaConfig(
-        num_key_heads=num_heads,
-        num_value_heads=num_heads,
-        key_head_dim=head_dim,
-        value_head_dim=head_dim,
-        conv_width=conv_width,
-        layers=tuple(keys["linear_layers"]),
-    )
-
-
-def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
+def delta_net_of(keys: Mapping[str, Any], kind: type[DeltaNetConfig] = DeltaNetConfig) -> DeltaNetConfig:
     """The delta nets that the keys of a config.json ask for. Raises ModelError for sizes that do not fit."""
     for name in _SIZES:
         check_number(name, keys[name], int)
@@ -89,7 +71,7 @@ def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
             f"delta nets of {num_value_heads} value heads over {num_key_heads} key heads behind a convolution over "
             f"{conv_width} tokens are not supported; value heads must be a multiple of key heads, and tokens at least 2"
         )
-    return DeltaNetConfig(
+    return kind(
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,
         key_head_dim=key_head_dim,
@@ -99,3 +81,8 @@ def delta_net_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
         beta_scale=2.0 if keys.get("linear_allow_neg_eigval") else 1.0,
         norm_eps=keys.get("linear_norm_eps"),
     )
+
+
+def kimi_delta_of(keys: Mapping[str, Any]) -> DeltaNetConfig:
+    """The same, whose channels forget each at its own pace."""
+    return delta_net_of(keys, KimiDeltaConfig)

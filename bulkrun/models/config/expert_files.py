@@ -63,6 +63,12 @@ def of_routed_experts(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _of_counted_experts(keys: _Keys) -> dict[str, Any]:
+    """The same, where they are counted by the words of others."""
+    counts = {"n_routed_experts": keys["num_experts"], "n_shared_experts": keys["num_shared_experts"]}
+    return of_routed_experts({**keys, **counts})
+
+
 def of_dots(raw: _Keys) -> _Keys:
     """dots.llm1."""
     sizes = {"moe_intermediate_size": 1408, "n_routed_experts": None, "n_shared_experts": None}
@@ -78,18 +84,14 @@ def of_solar(raw: _Keys) -> _Keys:
 def of_exaone_moe(raw: _Keys) -> _Keys:
     """K-EXAONE: layers by a word as in EXAONE 4; which are dense is told by a list, or how many come first."""
     sizes = {"moe_intermediate_size": 1024, "num_shared_experts": 1, "first_k_dense_replace": 1, "num_experts": 64}
-    keys = {**sizes, **of_exaone(raw)}
-    keys |= {"n_routed_experts": keys["num_experts"], "n_shared_experts": keys["num_shared_experts"]}
-    return with_dense_layers(of_routed_experts(keys))
+    return with_dense_layers(_of_counted_experts({**sizes, **of_exaone(raw)}))
 
 
 def of_hunyuan3(raw: _Keys) -> _Keys:
     """Hunyuan 3: its first layer is dense where no list says otherwise."""
     sizes = {"moe_intermediate_size": 1536, "num_shared_experts": 1, "num_experts": 192}
-    keys = {**sizes, **raw, "first_k_dense_replace": 1}
-    keys |= {"n_routed_experts": keys["num_experts"], "n_shared_experts": keys["num_shared_experts"]}
-    keys["routed_scaling_factor"] = raw.get("router_scaling_factor", 2.826)
-    return with_dense_layers(of_routed_experts(keys))
+    scale = {"routed_scaling_factor": raw.get("router_scaling_factor", 2.826)}
+    return with_dense_layers(_of_counted_experts({**sizes, **raw, **scale, "first_k_dense_replace": 1}))
 
 
 def of_hunyuan_moe(raw: _Keys) -> _Keys:
@@ -165,15 +167,13 @@ def of_afmoe(raw: _Keys) -> _Keys:
         raise ModelError("attention_bias true is not supported; false is")
     keys = {"moe_intermediate_size": 1408, "num_experts": 64, "num_shared_experts": 2, "num_dense_layers": 1, **raw}
     keys |= {
-        "n_routed_experts": keys["num_experts"],
-        "n_shared_experts": keys["num_shared_experts"],
         "first_k_dense_replace": keys["num_dense_layers"],
         "routed_scaling_factor": keys.get("route_scale", 1.0),
         "sliding_window_pattern": keys.get("global_attn_every_n_layers", 4),
     }
     check_number("hidden_size", raw["hidden_size"], int)
     scale = raw["hidden_size"] ** 0.5 if raw.get("mup_enabled") else 1.0
-    return of_routed_experts(keys) | {"embedding_multiplier": scale}
+    return _of_counted_experts(keys) | {"embedding_multiplier": scale}
 
 
 def of_flint(raw: _Keys) -> _Keys:

@@ -66,6 +66,13 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+BY_SIGMOID: dict[str, Any] = {  # experts that are chosen so
+    "norm_topk_prob": True,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+    "mlp_only_layers": None,
+}
+IN_GROUPS = {"n_group": 1, "topk_group": 1, "group_experts_counted": 2}  # as DeepSeek V3's are
 GRANITE_KEYS: dict[str, Any] = {
     "attention_bias": False,
     "embedding_multiplier": 1.0,

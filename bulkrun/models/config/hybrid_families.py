@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bulkrun.models.config.delta_net import delta_net_of
-from bulkrun.models.config.family import GRANITE_KEYS, Family
+from bulkrun.models.config.family import BY_SIGMOID, GRANITE_KEYS, Family
 from bulkrun.models.config.hybrid_files import (
     of_bamba,
     of_falcon,
@@ -49,12 +49,6 @@ _SHORT_CONV: dict[str, Any] = {
     "linear_layers": None,
 }
 
-_BY_SIGMOID: dict[str, Any] = {  # experts that are chosen so
-    "norm_topk_prob": True,
-    "use_expert_bias": True,
-    "routed_scaling_factor": 1.0,
-    "mlp_only_layers": None,
-}
 _MAMBA2: dict[str, Any] = {
     "linear_layers": None,
     "mamba_n_heads": 128,
@@ -143,7 +137,7 @@ HYBRIDS: dict[str, Family] = {
         "as LFM2, experts chosen by sigmoid and bias",
         _SHORT_CONV
         | {
-            **_BY_SIGMOID,
+            **BY_SIGMOID,
             "moe_intermediate_size": 1792,
             "num_experts": 32,
             "num_experts_per_tok": 4,
@@ -253,7 +247,7 @@ HYBRIDS: dict[str, Family] = {
             "moe_intermediate_size": 7688,
             "shared_expert_intermediate_size": None,
             "mlp_alone": None,
-            **_BY_SIGMOID,
+            **BY_SIGMOID,
             **_MAMBA2,
         },
         norm_rounds_once=True,

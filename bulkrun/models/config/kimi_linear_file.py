@@ -7,7 +7,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.expert_files import of_routed_experts, with_dense_layers
-from bulkrun.models.config.family import layers_of
+from bulkrun.models.config.family import check_number, layers_of
 from bulkrun.models.config.latent_files import EXPERT_KEYS, LATENT_KEYS, of_latents
 from bulkrun.models.config.layer_kinds import of_layers
 
@@ -28,6 +28,10 @@ KIMI_LINEAR_KEYS: dict[str, Any] = LATENT_KEYS | EXPERT_KEYS | {
     "linear_layers": None,
     "linear_num_heads": 32,
     "linear_head_dim": 128,
+    "linear_num_key_heads": 32,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 _OTHER_NAMES = {  # of keys that DeepSeek's files have, and of those that transformers writes
@@ -68,8 +72,21 @@ def of_kimi_linear(raw: _Keys) -> _Keys:
     keys = {**KIMI_LINEAR_KEYS, **raw}
     keys |= {ours: raw[theirs] for theirs, ours in _OTHER_NAMES.items() if raw.get(theirs) is not None}
     keys |= {ours: linear[theirs] for theirs, ours in _OF_LINEAR.items() if theirs in linear}
-    keys["linear_layers"] = _linear_layers(raw, linear)
+    keys |= _equal_heads(keys) | {"linear_layers": _linear_layers(raw, linear)}
     return with_dense_layers(of_routed_experts(of_latents(keys)))
+
+
+def _equal_heads(keys: _Keys) -> dict[str, int]:
+    """A delta net's heads of keys and of values, which are as many and of one size."""
+    for name in ("linear_num_heads", "linear_head_dim"):
+        check_number(name, keys[name], int)
+    num_heads, head_dim = keys["linear_num_heads"], keys["linear_head_dim"]
+    return {
+        "linear_num_key_heads": num_heads,
+        "linear_num_value_heads": num_heads,
+        "linear_key_head_dim": head_dim,
+        "linear_value_head_dim": head_dim,
+    }
 
 
 def _linear_layers(raw: _Keys, linear: _Keys) -> list[bool]:

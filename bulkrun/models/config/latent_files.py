@@ -8,7 +8,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.expert_files import of_routed_experts, with_dense_layers
-from bulkrun.models.config.family import check_number, layers_of
+from bulkrun.models.config.family import IN_GROUPS, check_number, layers_of
 from bulkrun.models.config.rope import mscale, rope_keys
 
 _Keys = Mapping[str, Any]
@@ -32,10 +32,8 @@ EXPERT_KEYS: dict[str, Any] = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
     "use_expert_bias": False,
-    "n_group": 1,
-    "topk_group": 1,
-    "group_experts_counted": 2,
     "mlp_only_layers": None,
+    **IN_GROUPS,
 }
 DEEPSEEK_V2_KEYS = LATENT_KEYS | EXPERT_KEYS | {
     "n_routed_experts": 64,

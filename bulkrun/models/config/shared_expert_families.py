@@ -18,18 +18,9 @@ from bulkrun.models.config.expert_files import (
     of_qwen2_moe,
     of_solar,
 )
-from bulkrun.models.config.family import GRANITE_KEYS, Family
+from bulkrun.models.config.family import BY_SIGMOID, GRANITE_KEYS, IN_GROUPS, Family
 
-_BY_SIGMOID: dict[str, Any] = {  # experts that are chosen so, as DeepSeek V3's are
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "use_expert_bias": True,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "group_experts_counted": 2,
-    "mlp_only_layers": None,
-}
+_AS_DEEPSEEK: dict[str, Any] = BY_SIGMOID | IN_GROUPS | {"num_experts_per_tok": 8}
 _OF_SIGMOID: dict[str, Any] = {
     "gates_shared_expert": False,
     "routes_in_float32": True,
@@ -68,7 +59,8 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "glm4_moe",
         "GLM-4.5, 4.6 and 4.7 (Air and whole)",
         "experts chosen by sigmoid and bias beside a shared one, partial RoPE",
-        {
+        _AS_DEEPSEEK
+        | {
             "max_position_embeddings": 131_072,
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
@@ -79,26 +71,16 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 1408,
             "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": True,
-            "use_expert_bias": True,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
-            "group_experts_counted": 2,
-            "mlp_only_layers": None,
         },
-        gates_shared_expert=False,
-        routes_in_float32=True,
-        expert_scores="sigmoid",
         in_common_words=of_glm_moe,
+        **_OF_SIGMOID,
     ),
     "AfmoeForCausalLM": Family(
         "afmoe",
         "Trinity (Arcee AFM, mixture of experts)",
         "experts chosen by sigmoid and bias beside shared ones, gated attention, norms around both blocks, RoPE in "
         "sliding window layers alone",
-        _BY_SIGMOID
+        _AS_DEEPSEEK
         | {
             "head_dim": 128,
             "max_position_embeddings": 16_384,
@@ -125,7 +107,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "dots1",
         "dots.llm1",
         "experts chosen by sigmoid and bias beside shared ones, QK-norm",
-        _BY_SIGMOID
+        _AS_DEEPSEEK
         | {
             "num_key_value_heads": 32,
             "attention_bias": False,
@@ -146,7 +128,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "exaone_moe",
         "K-EXAONE",
         "experts chosen by sigmoid and bias beside a shared one, QK-norm, RoPE in sliding window layers alone",
-        _BY_SIGMOID
+        _AS_DEEPSEEK
         | {
             "num_key_value_heads": 32,
             "rms_norm_eps": 1e-5,
@@ -210,7 +192,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "hy_v3",
         "Hunyuan 3 (Hy3)",
         "experts chosen by sigmoid and bias beside a shared one, QK-norm",
-        _BY_SIGMOID
+        _AS_DEEPSEEK
         | {
             "head_dim": 128,
             "num_key_value_heads": 8,
@@ -270,7 +252,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "solar_open",
         "Solar Open",
         "experts chosen by sigmoid and bias beside a shared one",
-        _BY_SIGMOID
+        _AS_DEEPSEEK
         | {
             "head_dim": 128,
             "num_key_value_heads": 8,
