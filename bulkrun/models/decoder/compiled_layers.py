@@ -223,7 +223,7 @@ def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
     )
 
 
-def _norm(module: torch.nn.Module) -> torch.Tensor | None:
+def _norm(module: object) -> torch.Tensor | None:
     return module.weight if isinstance(module, LayerNorm | RMSNorm) else None
 
 

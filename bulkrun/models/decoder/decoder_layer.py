@@ -22,6 +22,7 @@ from bulkrun.models.decoder.layers import (
     MLP,
     LayerNorm,
     NoNorm,
+    NormOfBefore,
     PlainMLP,
     RMSNorm,
     Scale,
@@ -53,26 +54,11 @@ class AttentionBesideMamba2(nn.Module):
         return attended_TE.mul_(self.attention_out).add_(self.mamba(x_TE, None, kv_cache, meta), alpha=self.state_out)
 
 
-class AttentionBesideMLP(NamedTuple):
-    """Both look at the same hidden states, and what they find is added up (Cohere)."""
-
-    attention: nn.Module
-    mlp: nn.Module
-
-    def __call__(
-        self, x_TE: torch.Tensor, rotary: Rotary | None, kv_cache: KVCache, meta: AttentionMetadata
-    ) -> torch.Tensor:
-        """[T, E] -> [T, E]; writes this step's keys and values."""
-        attended_TE: torch.Tensor = self.attention(x_TE, rotary, kv_cache, meta)
-        return attended_TE.add_(self.mlp(x_TE))
-
-
 class Block(NamedTuple):
     """One of the blocks around the residual stream: what it adds is `out(module(norm(residual)))`."""
 
-    norm: RMSNorm | LayerNorm | NoNorm
-    # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
-    module: nn.Module | AttentionBesideMLP
+    norm: RMSNorm | LayerNorm | NoNorm | NormOfBefore
+    module: nn.Module  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
     out: RMSNorm | LayerNorm | NoNorm | Scale
     rope: RopeConfig | None = None
     looks_back: bool = False  # at what it makes of earlier tokens: none of a step's may be left out before it
@@ -87,7 +73,6 @@ class DecoderLayer(nn.Module):
         super().__init__()
         norms = config.norms_of(layer)
         has_norm_before, has_norm_after = norms != "post", norms in ("post", "sandwich")
-        self.are_beside = norms == "beside"
 
         def norm_before() -> RMSNorm | LayerNorm | NoNorm:
             return norm_of(config) if has_norm_before else NoNorm()
@@ -103,7 +88,8 @@ class DecoderLayer(nn.Module):
         self.mlp = _mlp(config, layer) if has_mlp or not has_attention else None
         if self.mlp is not None:
             has_norms = isinstance(self.mlp, DenseBesideExperts)
-            self.mlp_norm, self.mlp_out = NoNorm() if has_norms or self.are_beside else norm_before(), norm_after()
+            before = NoNorm() if has_norms else NormOfBefore(self.input_norm) if norms == "beside" else norm_before()
+            self.mlp_norm, self.mlp_out = before, norm_after()
             if config.multipliers is not None:
                 self.mlp_out = Scale(config.multipliers.mlp_out)
 
@@ -118,10 +104,6 @@ class DecoderLayer(nn.Module):
         yield blocks[-1]._replace(scale=self.scale)
 
     def _blocks(self) -> Iterator[Block]:
-        if self.are_beside and self.attention is not None and self.mlp is not None:
-            both = AttentionBesideMLP(self.attention, self.mlp)
-            yield Block(self.input_norm, both, self.attention_out, self.rope, looks_back=True)
-            return
         if self.attention is not None:
             reads_others = isinstance(self.attention, Attention) and not self.attention.has_own_keys
             yield Block(self.input_norm, self.attention, self.attention_out, self.rope, looks_back=not reads_others)

@@ -93,6 +93,25 @@ class NoNorm(nn.Module):
         return residual, residual
 
 
+class NormOfBefore:
+    """Of an MLP beside attention: what attention took, where the residual stream has what that found by now."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.norm = norm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., E] -> [..., E]."""
+        normed: torch.Tensor = self.norm(x)
+        return normed
+
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the residual stream normalized as it was, x + residual)."""
+        assert scale is None, "layers are scaled behind their last block, and attention is none"
+        return self(residual), x + residual
+
+
 class Scale(nn.Module):
     """What a block adds to the residual stream, times a constant (Granite)."""
 

@@ -224,6 +224,6 @@ def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Ite
     yield from parts_of(prefix, mlp.down_proj, {"down_proj": config.hidden_size})
 
 
-def _norm(norm: nn.Module, config: DecoderConfig) -> Target:
+def _norm(norm: object, config: DecoderConfig) -> Target:
     assert isinstance(norm, RMSNorm | LayerNorm), "a family whose files have such a norm has it"
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
