@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.attention import Attention
