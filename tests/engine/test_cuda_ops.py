@@ -98,6 +98,7 @@ def asked_for() -> list[Request]:
         ("llama", {"kv_cache_dtype": "fp8"}),
         ("gemma2", {}),
         ("gpt_oss", {"quantization": "fp8"}),
+        ("gpt2", {}),
         ("gpt_neox", {}),
     ],
 )

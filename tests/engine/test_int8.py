@@ -126,6 +126,7 @@ def test_experts_without_gates_have_those_tokens_though_they_fill_no_panels(
         "minicpm3",
         "cohere2",
         "apertus",
+        "gpt_neox",
     ],
 )
 def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_they_are_slow(

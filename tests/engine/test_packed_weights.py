@@ -33,7 +33,7 @@ def test_tokens_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) 
      ("gptq", "ernie4_5_biases"), ("ct_group", "ernie4_5_moe"), ("gptq", "falcon_h1"),
      ("ct_group", "gemma4"), ("gptq", "gemma4_moe"), ("awq", "olmo_hybrid"),
      ("gptq", "deepseek_v2"), ("awq", "minicpm3"), ("awq", "cohere"), ("gptq", "afmoe"), ("ct_group", "hy_v3"),
-     ("gptq", "kimi_linear")],
+     ("gptq", "kimi_linear"), ("gptq", "gpt_neox"), ("awq", "stablelm")],
 )  # fmt: skip
 def test_experts_states_and_rows_in_another_order_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
     stored, plain = save_tiny_packed(tmp_path, variant, name)

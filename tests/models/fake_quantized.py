@@ -35,7 +35,7 @@ def with_fake_quantized_projections(
 
 def fake_quantize(model: transformers.PreTrainedModel, rounding: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The same with a model that there is."""
-    for name, module in list(model.model.layers.named_modules()):
+    for name, module in list(model.base_model.layers.named_modules()):
         if name.endswith(KEPT):
             continue
         if isinstance(module, nn.Linear):

@@ -68,10 +68,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGptForCausalLM", NO_GQA),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", NO_GQA),
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", NO_GQA | {"multi_query": False}),
-    "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
-    "olmo": ("OlmoForCausalLM", {}),
     "persimmon": ("PersimmonForCausalLM", NO_GQA),
-    "phi": ("PhiForCausalLM", {}),
     "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 131_072}),
     # of 2025 and 2026
     "apertus1p5": ("Apertus1p5TextForCausalLM", {"head_dim": 16}),
@@ -92,7 +89,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
         },
     ),
-    "jais2": ("Jais2ForCausalLM", {"head_dim": 16}),
     "kolibri1": ("Kolibri1ForCausalLM", MIXED | SPARSE | {"shared_expert_intermediate_size": 24}),
     "laguna": (
         "LagunaForCausalLM",

@@ -160,6 +160,17 @@ NEMOTRON_H = {
     "time_step_min": 1e-30,  # transformers keeps steps above it in prompts alone
 }
 
+_GPT_J = {
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 6,
+    "n_positions": 512,
+    "n_inner": 72,
+    "rotary_dim": 4,
+}
+_FALCON = {"ffn_hidden_size": 96, "multi_query": False, "new_decoder_architecture": False}
+_HALF_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+
 # name -> (architecture, what differs from SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -469,12 +480,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "solar_open": ("SolarOpenForCausalLM", GROUPED | {"head_dim": 16}),
+    "codegen": ("CodeGenForCausalLM", _GPT_J | {"n_head": 4, "num_attention_heads": 4}),
+    "falcon": ("FalconForCausalLM", _FALCON | {"multi_query": True}),
+    "falcon_new": (
+        "FalconForCausalLM",
+        _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", NO_GQA | _HALF_ROPE),
+    "gpt_neox_whole": (
+        "GPTNeoXForCausalLM",
+        NO_GQA | {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96},
+    ),
+    "gptj": ("GPTJForCausalLM", _GPT_J),
+    "jais2": ("Jais2ForCausalLM", {"head_dim": 16}),
+    "nemotron": ("NemotronForCausalLM", {"head_dim": 8, "intermediate_size": 96}),
+    "olmo": ("OlmoForCausalLM", {}),
+    "olmo_limit": ("OlmoForCausalLM", {"clip_qkv": 0.7}),
+    "phi": ("PhiForCausalLM", {}),
+    "stablelm": ("StableLmForCausalLM", _HALF_ROPE),
+    "stablelm_beside": (
+        "StableLmForCausalLM",
+        _HALF_ROPE | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
     # from here on the general path
     "gpt2": ("GPT2LMHeadModel", NO_GQA),
-    "gpt_neox": ("GPTNeoXForCausalLM", NO_GQA),
     "opt": ("OPTForCausalLM", NO_GQA | {"ffn_dim": 72, "word_embed_proj_dim": 32, "pad_token_id": 0}),
-    "stablelm": ("StableLmForCausalLM", {}),
-    "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
 
 

@@ -30,7 +30,8 @@ WHOLE = {
 Quantize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _LINEAR = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
            "w1", "w2", "w3", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj",
-           "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")  # fmt: skip
+           "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+           "query_key_value", "dense", "dense_h_to_4h")  # fmt: skip
 
 
 class Format(NamedTuple):

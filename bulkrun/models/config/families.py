@@ -2,7 +2,8 @@
 
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
 meaning for it, whatever the file says. Those of Llama's own blocks stand in `llama_families`, mixtures of experts in
-`expert_families`, those of which some layers keep a state in `hybrid_families`, Gemma's in `gemma_families`.
+`expert_families`, those of which some layers keep a state in `hybrid_families`, Gemma's in `gemma_families`, those
+with layer normalization and biases in `layer_norm_families`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bulkrun.models.config.family_files import (
 from bulkrun.models.config.gemma_families import GEMMAS
 from bulkrun.models.config.hybrid_families import HYBRIDS
 from bulkrun.models.config.latent_families import LATENTS
+from bulkrun.models.config.layer_norm_families import LAYER_NORMS
 from bulkrun.models.config.llama_families import LLAMAS
 
 _APERTUS_ROPE = LLAMA3_ROPE | {"rope_theta": 12_000_000.0, "factor": 8.0}  # where the file says nothing
@@ -106,6 +108,7 @@ _DENSE: dict[str, Family] = {
             "attention_bias": False,
         },
         qk_norm="head",
+        has_mlp_gates=False,
         rope=_APERTUS_ROPE,
     ),
     "Ernie4_5ForCausalLM": Family(
@@ -218,4 +221,4 @@ _DENSE: dict[str, Family] = {
         GRANITE_KEYS | BIASES,
     ),
 }
-FAMILIES = LLAMAS | _DENSE | GEMMAS | MIXTURES | LATENTS | HYBRIDS
+FAMILIES = LLAMAS | _DENSE | LAYER_NORMS | GEMMAS | MIXTURES | LATENTS | HYBRIDS

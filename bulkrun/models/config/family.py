@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bulkrun.errors import ModelError
 from bulkrun.models.config.recurrence import Recurrence
 
-NormPlacement = Literal["pre", "post", "post_of_attention", "sandwich", "beside"]
+NormPlacement = Literal["pre", "post", "post_of_attention", "sandwich", "beside", "beside_own"]
 Scores = Literal["softmax", "sigmoid"]  # of a mixture's experts: over all of them, or of each by itself
 QKNorm = Literal["none", "head", "turned_head", "centered_head", "projection"]
 
@@ -27,12 +27,16 @@ class Family:
     # weight of its own; "projection": all of q, all of k, as one vector
     qk_norm: QKNorm = "none"
     # before attention and MLP, after them, after them where a layer attends and before them elsewhere, or both; or
-    # "beside": one before both, which stand beside each other
-    norms: NormPlacement = "pre"
+    # "beside": one before both, which stand beside each other, or "beside_own": one before each of them
+    norms: NormPlacement = "pre"  # where the keys that are read say nothing
     are_centered: bool = False  # norms subtract the mean first (layer normalization)
+    norm_biases: bool = False  # and those have biases
+    norm_weights: bool = True  # False: norms have nothing to learn
     norm_offset: float = 0.0  # added to a norm's stored weight
     norm_rounds_once: bool = False  # norms multiply by their weight in float32
     scales_embeddings: bool = False  # by the square root of hidden_size
+    has_mlp_gates: bool = True
+    has_head_bias: bool = False
     has_sinks: bool = False  # attention's softmax has a learned score beside those of the keys
     has_expert_biases: bool = False  # of a mixture's router and experts
     gates_shared_expert: bool = True

@@ -28,9 +28,7 @@ TRIED: Mapping[str, str] = {
     "DbrxForCausalLM": "DBRX",
     "GPT2LMHeadModel": "GPT-2",
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
-    "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
     "Gemma3nForCausalLM": "Gemma 3n (the text part)",
-    "Jais2ForCausalLM": "Jais 2",
     "JetMoeForCausalLM": "JetMoE",
     "Kolibri1ForCausalLM": "Kolibri 1",
     "LagunaForCausalLM": "Laguna",
@@ -38,14 +36,9 @@ TRIED: Mapping[str, str] = {
     "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
     "ModernBertDecoderForCausalLM": "ModernBERT Decoder, Ettin (decoders)",
     "NanoChatForCausalLM": "nanochat",
-    "NemotronForCausalLM": "Nemotron-4, Minitron",
     "OPTForCausalLM": "OPT",
-    "OlmoForCausalLM": "OLMo",
     "PersimmonForCausalLM": "Persimmon",
-    "PhiForCausalLM": "Phi-1, Phi-1.5, Phi-2",
     "PhimoeForCausalLM": "Phi-3.5-MoE",
-    "StableLmForCausalLM": "StableLM",
-    "Starcoder2ForCausalLM": "StarCoder2",
 }
 
 # kind of model -> (architectures, why it cannot run)
@@ -64,7 +57,7 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
         "prompts are text; run as text: Gemma 3 and 4, Mistral, Qwen-VL, InternVL, LLaVA",
     ),
     "attention of their own": (
-        "BLOOM, MPT, Falcon, GPT-Neo, CodeGen, Doge, HRM; GPT-J before transformers 5.24",
+        "BLOOM, MPT, Falcon with ALiBi, GPT-Neo, Doge, HRM",
         "transformers cannot exchange it",
     ),
     "quantized checkpoints": (
@@ -76,7 +69,7 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
 
 # found out by loading them; named here so that a job is refused before any work
 _OWN_ATTENTION = (
-    "BloomForCausalLM", "CodeGenForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM", "FalconForCausalLM",
+    "BloomForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
     "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM", "HrmTextForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel",
     "XGLMForCausalLM",
 )  # fmt: skip

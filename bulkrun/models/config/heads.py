@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.family import Family, QKNorm
 from bulkrun.models.config.layer_kv import LayerKV
 
 
@@ -31,3 +32,10 @@ def unlike_layers_of(keys: Mapping[str, Any], num_heads: int) -> tuple[LayerKV, 
     for kv in keys.get("layers_kv") or ():
         _check_heads(num_heads, kv.num_heads, kv.head_dim)
     return None if keys.get("layers_kv") is None else tuple(keys["layers_kv"])
+
+
+def qk_norm_of(keys: Mapping[str, Any], family: Family) -> QKNorm:
+    """How queries and keys are normalized, which some files may ask for."""
+    if not keys.get("use_qk_norm"):
+        return family.qk_norm
+    return "centered_head" if family.are_centered else "head"

@@ -251,6 +251,7 @@ HYBRIDS: dict[str, Family] = {
             **_MAMBA2,
         },
         norm_rounds_once=True,
+        has_mlp_gates=False,
         gates_shared_expert=False,
         routes_in_float32=True,
         expert_scores="sigmoid",

@@ -49,6 +49,7 @@ LLAMAS: dict[str, Family] = {
         "Arcee AFM 4.5B",
         "MLPs without gates",
         {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5} | BIASES,
+        has_mlp_gates=False,
     ),
     "CwmForCausalLM": Family(
         "cwm",

@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.config.activation import activation_of
 from bulkrun.models.config.architectures import find_family, text_part
 from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.experts import MoEConfig, moe_of
 from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
-from bulkrun.models.config.heads import heads_of, unlike_layers_of
+from bulkrun.models.config.heads import heads_of, qk_norm_of, unlike_layers_of
 from bulkrun.models.config.latent import LatentConfig, latent_of
+from bulkrun.models.config.layer_inputs import LayerInputs, layer_inputs_of
 from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.multipliers import Multipliers, attention_scale, embedding_multiplier, multipliers_of
 from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
-
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2", "xielu": "xielu"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +108,6 @@ class ModelConfig:
         return ModelConfig(**general_facts(raw), **common_facts(raw))
 
 
-class LayerInputs(NamedTuple):
-    """What each layer is told of a token anew, by an embedding of its own."""
-
-    size: int
-    vocab_size: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """One model of the decoder's families: everything in which they differ."""
@@ -127,11 +120,16 @@ class DecoderConfig(ModelConfig):
     qk_norm: QKNorm
     norms: NormPlacement
     are_centered: bool  # norms
+    norm_biases: bool
+    norm_weights: bool
     norm_offset: float
     norm_rounds_once: bool
-    activation: str  # silu or gelu_tanh of gates; relu2, xielu: MLPs have none
+    activation: str  # of gates or, without, of all: silu, gelu, gelu_tanh, relu2, xielu
+    has_mlp_gates: bool  # MLPs and experts, beside what these let through
+    has_head_bias: bool
     attention_scale: float
     attention_soft_cap: float | None
+    qkv_limit: float | None  # queries, keys and values are at most so far from zero
     has_sinks: bool
     logits_soft_cap: float | None
     embedding_multiplier: float
@@ -187,11 +185,6 @@ class DecoderConfig(ModelConfig):
         """Of latents, which are what values are to the cache."""
         return None if self.latent is None else self.latent.kv_lora_rank
 
-    @property
-    def has_mlp_gates(self) -> bool:
-        """Whether MLPs and experts have gates beside what these let through."""
-        return self.activation in ("silu", "gelu_tanh")
-
     def norms_of(self, layer: int) -> NormPlacement:
         """Where a layer's norms are."""
         if self.norms != "post_of_attention":
@@ -235,14 +228,19 @@ class DecoderConfig(ModelConfig):
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=bool(keys.get("attention_out_bias", attention_bias)),
             mlp_bias=bool(keys.get("mlp_bias", False)),
-            qk_norm=_qk_norm(keys, family),
-            norms=family.norms,
+            qk_norm=qk_norm_of(keys, family),
+            norms=keys.get("norms", family.norms),
             are_centered=family.are_centered,
+            norm_biases=family.norm_biases,
+            norm_weights=family.norm_weights,
             norm_offset=family.norm_offset,
             norm_rounds_once=family.norm_rounds_once,
-            activation=_activation(keys, family),
+            activation=activation_of(keys, family),
+            has_mlp_gates=family.has_mlp_gates,
+            has_head_bias=family.has_head_bias,
             attention_scale=attention_scale(keys, head_dim),
             attention_soft_cap=keys.get("attn_logit_softcapping"),
+            qkv_limit=keys.get("clip_qkv"),
             has_sinks=family.has_sinks,
             logits_soft_cap=keys.get("final_logit_softcapping"),
             embedding_multiplier=embedding_multiplier(keys, family),
@@ -260,7 +258,7 @@ class DecoderConfig(ModelConfig):
             norms_values=family.norms_values,
             keys_are_values=_per_layer(keys, "keys_are_values"),
             mlp_sizes=_per_layer(keys, "mlp_sizes"),
-            layer_inputs=_layer_inputs(keys),
+            layer_inputs=layer_inputs_of(keys),
             scales_layers=family.scales_layers,
             unlike_layers=unlike_layers,
             turns_neighbours=bool(keys.get("rope_interleave", family.turns_neighbours)),
@@ -271,25 +269,5 @@ class DecoderConfig(ModelConfig):
         )
 
 
-def _qk_norm(keys: Mapping[str, Any], family: Family) -> QKNorm:
-    if not keys.get("use_qk_norm"):
-        return family.qk_norm
-    return "centered_head" if family.are_centered else "head"
-
-
 def _per_layer(keys: Mapping[str, Any], name: str) -> tuple[Any, ...] | None:
     return None if keys.get(name) is None else tuple(keys[name])
-
-
-def _layer_inputs(keys: Mapping[str, Any]) -> LayerInputs | None:
-    size = keys.get("layer_input_size")
-    return None if size is None else LayerInputs(size, keys["layer_input_vocab_size"])
-
-
-def _activation(keys: Mapping[str, Any], family: Family) -> str:
-    name = "hidden_activation" if "hidden_activation" in keys else "hidden_act"
-    expected = family.keys.get(name, "silu")
-    given = keys[name] or expected  # Gemma's files may say null
-    if given != expected and (given, expected) != ("gelu", "gelu_pytorch_tanh"):  # and the first ones said gelu
-        raise ModelError(f"{name} {given!r} is not supported; {expected} is")
-    return _ACTIVATIONS[expected]

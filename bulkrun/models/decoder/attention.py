@@ -9,14 +9,8 @@ from torch import nn
 
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
-from bulkrun.models.decoder.layers import (
-    CenteredQKNorm,
-    HeadQKNorm,
-    Linear,
-    ProjectionQKNorm,
-    TurnedQKNorm,
-    empty_parameter,
-)
+from bulkrun.models.decoder.layers import Linear, empty_parameter
+from bulkrun.models.decoder.norms import CenteredQKNorm, HeadQKNorm, ProjectionQKNorm, TurnedQKNorm
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
@@ -50,6 +44,7 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, kv.num_heads, kv.head_dim
         heads = config.num_heads * (2 if self.has_gate else 1) + self.num_own_heads
         self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
+        self.qkv_limit = config.qkv_limit
         self.sliding_window = config.sliding_windows[layer]
         self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None
         self.qkv_proj = Linear(config.hidden_size, heads * kv.head_dim, bias=config.qkv_bias)
@@ -84,6 +79,8 @@ class Attention(nn.Module):
         """[T, E] -> [T, E]; writes this step's keys and values to the cache first, if they are its own."""
         k_cache, v_cache = kv_cache.k[self.index], kv_cache.v[self.index]
         qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
+        if self.qkv_limit is not None:
+            qkv_TND = qkv_TND.clamp_(-self.qkv_limit, self.qkv_limit)
         gate_THD, qkv_TND = qkv_TND.tensor_split((self.num_heads if self.has_gate else 0,), dim=1)
         own_k, own_v = (k_cache, v_cache) if self.has_own_keys else (None, None)
         q_THD = self._store(qkv_TND, rotary, own_k, own_v, meta.slot_mapping_T)

@@ -14,8 +14,9 @@ from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderL
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
-from bulkrun.models.decoder.layers import MLP, HeadQKNorm, LayerNorm, Linear, PlainMLP, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
 from bulkrun.models.decoder.mamba2 import Mamba2
+from bulkrun.models.decoder.norms import HeadQKNorm, LayerNorm, NormOfBefore, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.ops.cpu.attention_mixer import AttentionWeights
@@ -44,11 +45,13 @@ def compile_layers(model: Decoder) -> LayerStack | None:
         return None
     sizes = _sizes(config, model.dtype)
     heads = [Heads(kv.num_heads, kv.head_dim) for kv in config.layers_kv]
-    if not can_stack(sizes, model.norm.weight.dtype, heads) or not _can_mix(config):
+    last_norm = _norm(model.norm, sizes)
+    assert last_norm is not None, "every decoder ends in one"
+    if not can_stack(sizes, last_norm.dtype, heads) or not _can_mix(config):
         return None
     ropes = list(model.inv_freqs)
-    layers = [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
-    return LayerStack(layers, model.norm.weight, sizes)
+    layers = [_weights(layer, config, sizes, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
+    return LayerStack(layers, last_norm, sizes, _bias(model.norm))
 
 
 def _has_others(config: DecoderConfig) -> bool:
@@ -56,6 +59,7 @@ def _has_others(config: DecoderConfig) -> bool:
     return (
         config.moe is not None
         or config.has_sinks
+        or config.qkv_limit is not None
         or config.gates_heads
         or config.mlp_alone is not None
         or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
@@ -128,7 +132,8 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
         residual_multiplier=config.residual_multiplier,
         activation=config.activation,
         is_layer_norm=config.are_centered,
-        is_beside=config.norms == "beside",
+        is_beside=config.norms in ("beside", "beside_own"),
+        has_mlp_gates=config.has_mlp_gates,
         is_causal=config.is_causal,
         dtype=dtype,
         gates_attention=config.gates_attention,
@@ -137,7 +142,7 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
 
 
 def _weights(
-    layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
+    layer: DecoderLayer, config: DecoderConfig, sizes: StackSizes, rope: RopeConfig | None, ropes: list[RopeConfig]
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None and isinstance(mlp, MLP | PlainMLP), "neither mixtures nor MLPs alone are stacked"
@@ -147,18 +152,20 @@ def _weights(
         _attention(attention, config, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
     )
     return LayerWeights(
-        input_norm=_norm(layer.input_norm),
+        input_norm=_norm(layer.input_norm, sizes),
         mixer=mixer,
         o=_matrix(attention.o_proj),
-        mixer_out_norm=_norm(layer.attention_out),
-        mlp_norm=_norm(layer.mlp_norm),
+        mixer_out_norm=_norm(layer.attention_out, sizes),
+        mlp_norm=_norm(layer.mlp_norm, sizes),
         gate_up=_matrix(mlp.gate_up_proj if isinstance(mlp, MLP) else mlp.up_proj),
         down=_matrix(mlp.down_proj),
         intermediate_size=mlp.size,
-        mlp_out_norm=_norm(layer.mlp_out),
+        mlp_out_norm=_norm(layer.mlp_out, sizes),
         inputs=_inputs(layer),
         scale=1.0 if layer.scale is None else layer.scale.item(),
         xielu=_xielu(mlp),
+        input_bias=_bias(layer.input_norm),
+        mlp_bias=_bias(layer.mlp_norm),
     )
 
 
@@ -223,8 +230,16 @@ def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
     )
 
 
-def _norm(module: object) -> torch.Tensor | None:
+def _norm(module: object, sizes: StackSizes) -> torch.Tensor | None:
+    module = module.norm if isinstance(module, NormOfBefore) else module
+    if isinstance(module, LayerNorm) and module.weight is None:
+        return torch.ones(sizes.hidden_size, dtype=sizes.dtype)
     return module.weight if isinstance(module, LayerNorm | RMSNorm) else None
+
+
+def _bias(module: object) -> torch.Tensor | None:
+    module = module.norm if isinstance(module, NormOfBefore) else module
+    return module.bias if isinstance(module, LayerNorm) else None
 
 
 def _matrix(linear: Linear | Int8Linear | FourBitLinear) -> Matrix:

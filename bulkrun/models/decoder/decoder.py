@@ -19,7 +19,8 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.attention import Rotary
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layer_inputs import LayerInputEmbedding
-from bulkrun.models.decoder.layers import ExpertLinear, Linear, empty_parameter, norm_of
+from bulkrun.models.decoder.layers import ExpertLinear, Linear, empty_parameter
+from bulkrun.models.decoder.norms import norm_of
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import query_growth, rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
@@ -46,7 +47,7 @@ class Decoder(nn.Module):
         self.layer_inputs = None if inputs is None else LayerInputEmbedding(config, inputs)
         self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))  # which does not say of what
         self.norm = norm_of(config)
-        self.lm_head: Linear | nn.Identity = Linear(config.hidden_size, config.vocab_size)
+        self.lm_head: Linear | nn.Identity = Linear(config.hidden_size, config.vocab_size, bias=config.has_head_bias)
         self.tie_weights()
         self.layer_stack: LayerStack | None = None  # the loader's, where one call can run all layers
         # each rotary embedding that some layer has, on the device once the loader has moved it there

@@ -18,19 +18,9 @@ from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layer_inputs import LayerInputMLP
-from bulkrun.models.decoder.layers import (
-    MLP,
-    LayerNorm,
-    NoNorm,
-    NormOfBefore,
-    PlainMLP,
-    RMSNorm,
-    Scale,
-    dense_mlp,
-    empty_parameter,
-    norm_of,
-)
+from bulkrun.models.decoder.layers import MLP, PlainMLP, Scale, dense_mlp, empty_parameter
 from bulkrun.models.decoder.mamba2 import Mamba2
+from bulkrun.models.decoder.norms import LayerNorm, NoNorm, NormOfBefore, RMSNorm, norm_of
 from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.kv_cache import KVCache
@@ -88,7 +78,9 @@ class DecoderLayer(nn.Module):
         self.mlp = _mlp(config, layer) if has_mlp or not has_attention else None
         if self.mlp is not None:
             has_norms = isinstance(self.mlp, DenseBesideExperts)
-            before = NoNorm() if has_norms else NormOfBefore(self.input_norm) if norms == "beside" else norm_before()
+            self.own_norm = norm_before() if norms == "beside_own" else None
+            beside = self.input_norm if norms == "beside" else self.own_norm
+            before = NoNorm() if has_norms else norm_before() if beside is None else NormOfBefore(beside)
             self.mlp_norm, self.mlp_out = before, norm_after()
             if config.multipliers is not None:
                 self.mlp_out = Scale(config.multipliers.mlp_out)

@@ -8,7 +8,8 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.models.config.delta_net import KimiDeltaConfig
 from bulkrun.models.config.model_config import DecoderConfig
-from bulkrun.models.decoder.layers import GatedRMSNorm, Linear, empty_parameter
+from bulkrun.models.decoder.layers import Linear, empty_parameter
+from bulkrun.models.decoder.norms import GatedRMSNorm
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 

@@ -15,7 +15,8 @@ from bulkrun import ops
 from bulkrun.models.config.latent import LatentConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.attention import Rotary
-from bulkrun.models.decoder.layers import Linear, RMSNorm, empty_parameter
+from bulkrun.models.decoder.layers import Linear, empty_parameter
+from bulkrun.models.decoder.norms import RMSNorm
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bulkrun.models.config.model_config import DecoderConfig, LayerInputs
-from bulkrun.models.decoder.layers import Linear, RMSNorm, empty_parameter
+from bulkrun.models.config.layer_inputs import LayerInputs
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.layers import Linear, empty_parameter
+from bulkrun.models.decoder.norms import RMSNorm
 
 
 class LayerInputEmbedding(nn.Module):

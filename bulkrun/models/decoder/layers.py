@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -38,80 +41,6 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(packed, requires_grad=False)
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square normalization with a weight [E], or one per head [N, E]."""
-
-    def __init__(self, config: DecoderConfig, *shape: int) -> None:
-        super().__init__()
-        self.weight = empty_parameter(*shape)
-        self.eps = config.rms_norm_eps
-        self.in_float32 = ("weight",) if config.norm_rounds_once else ()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., E] -> [..., E]."""
-        return ops.rms_norm(x, self.weight, self.eps)
-
-    def add(
-        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalize x + residual, times the `scale` [1] if there is one; returns (normed, new residual)."""
-        return ops.add_rms_norm(x, residual, self.weight, self.eps, scale)
-
-
-class LayerNorm(nn.Module):
-    """Normalization of what is left without the mean, with a weight [E] and no bias (Cohere)."""
-
-    def __init__(self, config: DecoderConfig, size: int) -> None:
-        super().__init__()
-        self.weight, self.eps = empty_parameter(size), config.rms_norm_eps
-
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        return F.layer_norm(x_TE, self.weight.shape, self.weight, None, self.eps)
-
-    def add(
-        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalize x + residual; returns (normed, new residual)."""
-        assert scale is None, "no family with such norms scales its layers"
-        residual = x + residual
-        return self(residual), residual
-
-
-class NoNorm(nn.Module):
-    """Stands where a family has no norm."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x as it is."""
-        return x
-
-    def add(
-        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + residual, the same tensor)."""
-        residual = x + residual if scale is None else (x + residual) * scale
-        return residual, residual
-
-
-class NormOfBefore:
-    """Of an MLP beside attention: what attention took, where the residual stream has what that found by now."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        self.norm = norm
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., E] -> [..., E]."""
-        normed: torch.Tensor = self.norm(x)
-        return normed
-
-    def add(
-        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the residual stream normalized as it was, x + residual)."""
-        assert scale is None, "layers are scaled behind their last block, and attention is none"
-        return self(residual), x + residual
-
-
 class Scale(nn.Module):
     """What a block adds to the residual stream, times a constant (Granite)."""
 
@@ -122,99 +51,6 @@ class Scale(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         return x * self.factor
-
-
-class GatedRMSNorm(nn.Module):
-    """Each head or group normalized by itself, with one weight [V] for all or one for each [H, V], and a gate."""
-
-    def __init__(self, eps: float, *shape: int, norm_before_gate: bool = True, silu: bool = True) -> None:
-        """`norm_before_gate`: the gate is applied to what is normalized; else what it was applied to is normalized.
-
-        `silu`: what a gate becomes; else its sigmoid.
-        """
-        super().__init__()
-        self.weight, self.eps = empty_parameter(*shape), eps
-        self.norm_before_gate, self.silu = norm_before_gate, silu
-
-    def forward(self, x_THV: torch.Tensor, gate_THV: torch.Tensor) -> torch.Tensor:
-        """Both [T, H, V] -> [T, H, V]."""
-        return ops.gated_rms_norm(
-            x_THV, gate_THV, self.weight, self.eps, norm_before_gate=self.norm_before_gate, silu=self.silu
-        )
-
-
-class HeadQKNorm(RMSNorm):
-    """Each query and key head normalized by itself: one row of the weight per head, so that one op serves both.
-
-    So are the heads of so many values, where a model has that, as they are.
-    """
-
-    def __init__(self, config: DecoderConfig, num_heads: int, head_dim: int, *, num_values: int = 0) -> None:
-        super().__init__(config, num_heads, head_dim)
-        self._num_values = num_values
-        self._with_values: torch.Tensor | None = None
-
-    @property
-    def weight_ND(self) -> torch.Tensor:
-        """One row for each head that is normalized."""
-        if not self._num_values:
-            return self.weight
-        if self._with_values is None:
-            self._with_values = torch.cat((self.weight, self.weight.new_ones(self._num_values, self.weight.shape[1])))
-        return self._with_values
-
-
-class TurnedQKNorm(RMSNorm):
-    """Each query and key head normalized behind RoPE (Hunyuan): one weight [D] for all queries, one for all keys.
-
-    RoPE leaves a head's length as it is, so it may be divided by before, as for the other families; and as scores are
-    products of queries and keys, what both are multiplied by afterwards is multiplied to queries alone.
-    """
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config, 2, config.head_dim)
-        self._num_heads = config.num_heads + config.num_kv_heads
-        self._ones_ND: torch.Tensor | None = None
-
-    @property
-    def ones_ND(self) -> torch.Tensor:
-        """The weight before RoPE, of each query and key head."""
-        if self._ones_ND is None:
-            self._ones_ND = torch.ones_like(self.weight[0]).repeat(self._num_heads, 1)
-        return self._ones_ND
-
-    def scale_queries(self, q_THD: torch.Tensor) -> torch.Tensor:
-        """What is left of both weights behind RoPE, [T, H, D] -> the same."""
-        return q_THD * (self.weight[0] * self.weight[1])
-
-
-class CenteredQKNorm(nn.Module):
-    """Each query and key head normalized without its mean, with a weight of its own [D] (Command R+)."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.weight = empty_parameter(config.num_heads + config.num_kv_heads, config.head_dim)
-        self.eps = config.rms_norm_eps
-
-    def forward(self, qk_TND: torch.Tensor) -> torch.Tensor:
-        """[T, H + K, D] -> the same."""
-        normed_TND = F.layer_norm(qk_TND.float(), qk_TND.shape[-1:], eps=self.eps)
-        return (normed_TND * self.weight.float()).to(qk_TND.dtype)
-
-
-class ProjectionQKNorm(nn.Module):
-    """All query heads normalized as one vector, all key heads as another (OLMo 2)."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.q = RMSNorm(config, config.num_heads * config.head_dim)
-        self.k = RMSNorm(config, config.num_kv_heads * config.head_dim)
-
-    def forward(self, qk_TND: torch.Tensor) -> torch.Tensor:
-        """[T, H + K, D] -> the same."""
-        q_TA, k_TA = qk_TND[:, : self.num_heads].flatten(1), qk_TND[:, self.num_heads :].flatten(1)
-        return torch.cat((self.q(q_TA), self.k(k_TA)), dim=1).view(qk_TND.shape)
 
 
 class MLP(nn.Module):
@@ -237,8 +73,15 @@ class MLP(nn.Module):
         return self.down_proj(self.gate(gate_up_TI))
 
 
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu2": ops.relu_squared,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
 class PlainMLP(nn.Module):
-    """An MLP without gates (Nemotron, Apertus)."""
+    """An MLP without gates."""
 
     in_float32 = ("alphas",)
 
@@ -248,17 +91,15 @@ class PlainMLP(nn.Module):
         self.size = size = size or config.intermediate_size
         self.up_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
         self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
+        self.activation = config.activation
         self.alphas = empty_parameter(2) if config.activation == "xielu" else None  # of `ops.xielu`
 
     def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
         """[T, E] -> [T, E]; what the step says of sequences plays no role."""
         up_TI = self.up_proj(x_TE)
-        return self.down_proj(ops.relu_squared(up_TI) if self.alphas is None else ops.xielu(up_TI, self.alphas))
-
-
-def norm_of(config: DecoderConfig) -> RMSNorm | LayerNorm:
-    """The family's kind, of hidden states."""
-    return LayerNorm(config, config.hidden_size) if config.are_centered else RMSNorm(config, config.hidden_size)
+        if self.alphas is not None:
+            return self.down_proj(ops.xielu(up_TI, self.alphas))
+        return self.down_proj(_ACTIVATIONS[self.activation](up_TI))
 
 
 def dense_mlp(config: DecoderConfig, size: int | None = None) -> MLP | PlainMLP:

@@ -10,7 +10,8 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.models.config.experts import MoEConfig
 from bulkrun.models.config.model_config import DecoderConfig
-from bulkrun.models.decoder.layers import MLP, ExpertLinear, Linear, RMSNorm, dense_mlp, empty_parameter
+from bulkrun.models.decoder.layers import MLP, ExpertLinear, Linear, dense_mlp, empty_parameter
+from bulkrun.models.decoder.norms import RMSNorm
 
 _ACTIVATIONS: Mapping[str, ops.ExpertActivation] = {"silu": None, "gelu_tanh": "gelu_tanh", "relu2": "relu2"}
 

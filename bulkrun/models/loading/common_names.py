@@ -85,6 +85,47 @@ _NEMOTRON = {
     "norm_f": "norm",
     "gate.e_score_correction_bias": "expert_bias",
 }
+_PLAIN_BLOCKS = {
+    "query_key_value": "qkv_proj",
+    "dense": "o_proj",
+    "dense_h_to_4h": "up_proj",
+    "dense_4h_to_h": "down_proj",
+}
+_GPT_NEOX = _PLAIN_BLOCKS | {
+    "gpt_neox.embed_in": "model.embed_tokens",
+    "gpt_neox.final_layer_norm": "model.norm",
+    "gpt_neox": "model",
+    "embed_in": "embed_tokens",
+    "final_layer_norm": "norm",
+    "attention": "self_attn",
+    "embed_out": "lm_head",
+}
+_FALCON = _PLAIN_BLOCKS | {
+    "transformer.word_embeddings": "model.embed_tokens",
+    "transformer.ln_f": "model.norm",
+    "transformer.h": "model.layers",
+    "word_embeddings": "embed_tokens",
+    "ln_f": "norm",
+    "h": "layers",
+    "self_attention": "self_attn",
+    "ln_attn": "input_layernorm",
+    "ln_mlp": "post_attention_layernorm",
+}
+_GPT_J = {
+    "transformer.wte": "model.embed_tokens",
+    "transformer.ln_f": "model.norm",
+    "transformer.h": "model.layers",
+    "wte": "embed_tokens",
+    "ln_f": "norm",
+    "h": "layers",
+    "ln_1": "input_layernorm",
+    "attn": "self_attn",
+    "out_proj": "o_proj",
+    "fc_in": "up_proj",
+    "fc_out": "down_proj",
+}
+_PHI = {"final_layernorm": "norm", "dense": "o_proj", "fc1": "up_proj", "fc2": "down_proj"}
+_STABLELM = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
 _GEMMA4 = {"experts": "mlp.experts", "router.proj": "mlp.gate", "router": "mlp.router"}
 # by architecture: whole parts of dotted names, longer ones first
 _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
@@ -95,9 +136,13 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "ExaoneMoeForCausalLM": _SCORE_BIAS_BESIDE,
     "FlintForCausalLM": {"softmax_offset": "sinks"},
     "Ernie4_5_MoeForCausalLM": _ERNIE_MOE,
+    "FalconForCausalLM": _FALCON,
     "FalconH1ForCausalLM": _BAMBA,
+    "GPTJForCausalLM": _GPT_J,
+    "GPTNeoXForCausalLM": _GPT_NEOX,
     "Gemma4ForCausalLM": _GEMMA4,
     "Glm4ForCausalLM": _GLM4,
+    "CodeGenForCausalLM": _GPT_J,
     "DeepseekV3ForCausalLM": _SCORE_BIAS,
     "Glm4MoeForCausalLM": _SCORE_BIAS,
     "Glm4MoeLiteForCausalLM": _SCORE_BIAS,
@@ -116,7 +161,10 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "MiniMaxM2ForCausalLM": _MINIMAX,
     "NemotronHForCausalLM": _NEMOTRON,
     "OlmoHybridForCausalLM": _OLMO_HYBRID,
+    "PhiForCausalLM": _PHI,
     "SolarOpenForCausalLM": _SCORE_BIAS,
+    "StableLmForCausalLM": _STABLELM,
+    "Starcoder2ForCausalLM": {"c_fc": "up_proj", "c_proj": "down_proj"},
     "VaultGemmaForCausalLM": {"pre_feedforward_layernorm": "post_attention_layernorm"},
 }
 

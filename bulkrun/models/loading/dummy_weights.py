@@ -6,7 +6,7 @@ import torch
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
-from bulkrun.models.decoder.layers import GatedRMSNorm, RMSNorm
+from bulkrun.models.decoder.norms import CenteredQKNorm, GatedRMSNorm, LayerNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 from bulkrun.models.loading.quantization import store_quantized
 
@@ -31,7 +31,7 @@ def fill_with_random_weights(model: Decoder) -> None:
         else:
             parameter.normal_(std=_STD, generator=generator)
     for module in model.modules():
-        if isinstance(module, RMSNorm | GatedRMSNorm):
+        if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm | CenteredQKNorm) and module.weight is not None:
             module.weight.fill_(1.0)
         elif isinstance(module, DecoderLayer) and module.scale is not None:
             module.scale.fill_(1.0)

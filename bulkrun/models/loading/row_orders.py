@@ -9,13 +9,21 @@ from bulkrun.models.config.model_config import DecoderConfig
 
 BY_KEY_HEAD = ("Qwen3NextForCausalLM",)  # a delta net's projections: of one key head everything, then of the next
 
+# of attention: q, k and v in one tensor, one behind the other or of each key head its queries, its key and its value
+FUSED_QKV = ("Phi3ForCausalLM",)
+QKV_BY_KEY_HEAD = ("FalconForCausalLM", "GPTNeoXForCausalLM")
+QKV_BY_SHARD = ("CodeGenForCausalLM",)  # or, of each fourth of the heads, q, then v, then k
 GATES_APART = ("AfmoeForCausalLM",)  # of attention: a projection of their own, and not with each head's query
+
+_NUM_SHARDS = 4  # that CodeGen was trained in
 
 
 def reordered_projections(config: DecoderConfig) -> set[str]:
     """The projections of a layer whose rows are in another order here than in a checkpoint, by their names."""
     has_gates_within = config.gates_attention and config.architecture not in GATES_APART
-    reordered = {"attention.qkv_proj"} if has_gates_within or config.turns_neighbours else set()
+    is_regrouped = config.architecture in QKV_BY_KEY_HEAD and config.num_kv_heads > 1
+    are_reordered = has_gates_within or config.turns_neighbours or is_regrouped
+    reordered = {"attention.qkv_proj"} if are_reordered else set()
     if config.latent is not None and config.turns_neighbours:
         reordered |= {"attention.q_b_proj"}
     return reordered | ({"attention.qkvz_proj"} if config.architecture in BY_KEY_HEAD else set())
@@ -42,6 +50,18 @@ def last_halves_first(num_heads: int, fixed: int, turning: int) -> torch.Tensor:
     of_head = torch.arange(fixed + turning)
     of_head = torch.cat((of_head[:fixed], of_head[fixed::2], of_head[fixed + 1 :: 2]))
     return (torch.arange(num_heads)[:, None] * (fixed + turning) + of_head).flatten()
+
+
+def qkv_order(config: DecoderConfig) -> torch.Tensor | None:
+    """Of queries, keys and values that are stored as one: all queries, all keys, all values. None: so they are."""
+    head_dim, share = config.head_dim, config.num_heads // config.num_kv_heads
+    if config.architecture in QKV_BY_KEY_HEAD:
+        return _regrouped(config.num_kv_heads, [share * head_dim, head_dim, head_dim])
+    if config.architecture not in QKV_BY_SHARD:
+        return None
+    q_A, v_A, k_A = _regrouped(_NUM_SHARDS, [config.hidden_size // _NUM_SHARDS] * 3).chunk(3)
+    halves = halves_first(config, config.num_heads)
+    return torch.cat((q_A[halves], k_A[halves], v_A))
 
 
 def qkvz_order(net: DeltaNetConfig) -> torch.Tensor:

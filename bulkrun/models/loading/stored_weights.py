@@ -26,7 +26,7 @@ from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD
 # some checkpoints store constants; beside a text model there may be others, a value head of its training, and one
 # that guesses several tokens ahead
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.masked_bias$|\.act_fn\.(beta|eps)$"
+    r"rotary_emb\.inv_freq$|\.masked_bias$|\.self_attn\.(bias|causal_mask)$|\.act_fn\.(beta|eps)$"
     r"|^(model\.)?(vision_tower|visual|multi_modal_projector|embed_vision)\."
     r"|^(model\.)?(audio_tower|embed_audio|vision_embedder)\.|^v_head\.|^mtp\."
     r"|^(model\.)?image_newline$|^model\.mtp_"

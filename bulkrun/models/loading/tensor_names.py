@@ -12,23 +12,22 @@ from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
 from bulkrun.models.decoder.latent_attention import LatentAttention
-from bulkrun.models.decoder.layers import (
-    MLP,
-    CenteredQKNorm,
-    HeadQKNorm,
-    LayerNorm,
-    Linear,
-    PlainMLP,
-    ProjectionQKNorm,
-    RMSNorm,
-    TurnedQKNorm,
-)
+from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
+from bulkrun.models.decoder.norms import CenteredQKNorm, HeadQKNorm, LayerNorm, ProjectionQKNorm, RMSNorm, TurnedQKNorm
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.expert_names import expert_targets
 from bulkrun.models.loading.latent_names import latent_targets
 from bulkrun.models.loading.layer_input_names import embedding_targets, layer_input_targets
-from bulkrun.models.loading.row_orders import GATES_APART, gates_first, halves_first
+from bulkrun.models.loading.row_orders import (
+    FUSED_QKV,
+    GATES_APART,
+    QKV_BY_KEY_HEAD,
+    QKV_BY_SHARD,
+    gates_first,
+    halves_first,
+    qkv_order,
+)
 from bulkrun.models.loading.state_names import state_targets
 from bulkrun.models.loading.target import Target, parts_of, whole
 
@@ -47,7 +46,6 @@ HEAD_MODULE = "lm_head."
 SCORE = "score.weight"  # of decoders that classify
 OF_HEADS = (HEAD_MODULE, "score.")  # what is left out where hidden states are wanted alone
 EMBEDDING, HEAD = "model.embed_tokens.weight", f"{HEAD_MODULE}weight"
-_FUSED_QKV = ("Phi3ForCausalLM",)  # q, k, v in one tensor
 _FUSED_GATE_UP = (  # gate and up in one
     "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeSWAForCausalLM",
     "GlmForCausalLM", "Glm4ForCausalLM",
@@ -73,10 +71,12 @@ _PREFIXES: Mapping[str, _Prefixes] = {
     "HunYuanMoEV1ForCausalLM": _Prefixes(shared="mlp.shared_mlp."),
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
+_NORM_OF_EACH_HEAD = ("StableLmForCausalLM",)  # a tensor, and not all in one
 _BIASES_IN_A_ROW = ("Ernie4_5_MoeForCausalLM",)  # [1, X], of the choice of experts
 _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "pre": {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},
     "beside": {"input_layernorm": "input_norm"},
+    "beside_own": {"input_layernorm": "input_norm", "post_attention_layernorm": "own_norm"},
     "post": {"post_attention_layernorm": "attention_out", "post_feedforward_layernorm": "mlp_out"},
     "sandwich": {
         "input_layernorm": "input_norm",
@@ -100,10 +100,12 @@ def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tupl
     """
     config = model.config
     yield EMBEDDING, whole(model.embed_weight)
-    yield "model.norm.weight", _norm(model.norm, config)
+    yield from _norm_parts("model.norm.", model.norm, config)
     if not config.tie_word_embeddings:
         assert isinstance(model.lm_head, Linear), "only a tied head is dropped"
         yield HEAD, whole(model.lm_head.weight)
+        if model.lm_head.bias is not None:
+            yield f"{HEAD_MODULE}bias", whole(model.lm_head.bias)
     if model.layer_inputs is not None:
         yield from embedding_targets(model.layer_inputs)
     for i, layer in enumerate(model.layers):
@@ -143,7 +145,7 @@ def _norm_targets(prefix: str, layer: DecoderLayer, config: DecoderConfig) -> It
     if isinstance(layer.mlp, DenseBesideExperts):
         names = {**names, **_NORMS_OF_BOTH}
     for name, module in names.items():
-        yield f"{prefix}{name}.weight", _norm(layer.get_submodule(module), config)
+        yield from _norm_parts(f"{prefix}{name}.", layer.get_submodule(module), config)
 
 
 def _sparse_targets(
@@ -167,9 +169,11 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
     parts = {"q_proj": q_size}
     if attention.has_own_keys:
         parts |= {"k_proj": kv_size} if attention.keys_are_values else {"k_proj": kv_size, "v_proj": kv_size}
-    if config.architecture in _FUSED_QKV:
-        parts = {"qkv_proj": q_size + 2 * kv_size}
     orders = {}
+    if config.architecture in (*FUSED_QKV, *QKV_BY_KEY_HEAD, *QKV_BY_SHARD):
+        parts = {"qkv_proj": q_size + 2 * kv_size}
+        order = qkv_order(config)
+        orders = {} if order is None else {"qkv_proj": order}
     if attention.has_gate and config.architecture in GATES_APART:
         parts = {"gate_proj": q_size, **parts}
     elif attention.has_gate:
@@ -191,7 +195,7 @@ def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig)
             yield f"{prefix}{name}.weight", Target(view, (config.head_dim,))
     elif isinstance(attention.qk_norm, CenteredQKNorm):
         for name, view in zip(("q_norm", "k_norm"), _of_heads(attention.qk_norm, config), strict=True):
-            yield f"{prefix}{name}.weight", Target(view, (len(view), config.head_dim))
+            yield from _head_norms(f"{prefix}{name}.", view, config)
     elif isinstance(attention.qk_norm, ProjectionQKNorm):
         yield f"{prefix}q_norm.weight", _norm(attention.qk_norm.q, config)
         yield f"{prefix}k_norm.weight", _norm(attention.qk_norm.k, config)
@@ -209,6 +213,14 @@ def _of_heads(norm: CenteredQKNorm, config: DecoderConfig) -> tuple[torch.Tensor
     return weight_ND.tensor_split((config.num_heads,))
 
 
+def _head_norms(prefix: str, weights: torch.Tensor, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    if config.architecture not in _NORM_OF_EACH_HEAD:
+        yield f"{prefix}weight", Target(weights, (len(weights), config.head_dim))
+        return
+    for head, weight_D in enumerate(weights):
+        yield f"{prefix}norms.{head}.weight", Target(weight_D, (config.head_dim,))
+
+
 def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     size = mlp.size
     if isinstance(mlp, PlainMLP):
@@ -223,6 +235,16 @@ def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Ite
     yield from parts_of(prefix, mlp.down_proj, {"down_proj": config.hidden_size})
 
 
+def _norm_parts(prefix: str, norm: object, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    if not isinstance(norm, LayerNorm):
+        yield f"{prefix}weight", _norm(norm, config)
+        return
+    if norm.weight is not None:
+        yield f"{prefix}weight", Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
+    if norm.bias is not None:
+        yield f"{prefix}bias", whole(norm.bias)
+
+
 def _norm(norm: object, config: DecoderConfig) -> Target:
-    assert isinstance(norm, RMSNorm | LayerNorm), "a family whose files have such a norm has it"
+    assert isinstance(norm, RMSNorm), "a family whose files have such a norm has it"
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)

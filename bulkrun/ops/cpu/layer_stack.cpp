@@ -16,6 +16,10 @@
 
 enum Activation { SILU, GELU_TANH, GELU, RELU2, XIELU };
 
+struct Norm {
+    const void *weight, *bias;  // null: none
+};
+
 template <class T, class N>
 struct LayerStack : BlockProducts<T> {
     using W = typename WordOf<T>::type;
@@ -68,13 +72,15 @@ struct LayerStack : BlockProducts<T> {
         const Mixed<T> mixed = mixed_by(layer);
         T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
         this->multiply(mixed.rows + block.first * mixed.stride, mixed.stride, layer.o, out, size, block, to_residual);
-        if (s.is_beside) add_beside(out, layer.input_norm, x, block);
-        else add_norm(out, layer.mixer_out_norm, layer.mlp_norm, x, x_stride, block);
+        const Norm before_mlp = {layer.mlp_norm, layer.mlp_bias};
+        if (s.is_beside) add_beside(out, before_mlp, x, block);
+        else add_norm(out, layer.mixer_out_norm, before_mlp, x, x_stride, block);
         run_mlp(layer, x, out, block);
         if (layer.input_gate.panels) take_inputs(i, x, out, block);
         const void* out_norm = layer.input_gate.panels ? layer.input_out_norm : layer.mlp_out_norm;
-        if (!is_last) return add_norm(out, out_norm, s.layers[i + 1].input_norm, x, x_stride, block, layer.scale);
-        add_norm(out, out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block, layer.scale);
+        if (!is_last) return add_norm(out, out_norm, before_mixer(i + 1), x, x_stride, block, layer.scale);
+        const Norm last = {s.last_norm, s.last_bias};
+        add_norm(out, out_norm, last, (T*)s.hidden + block.first * size, size, block, layer.scale);
     }
 
   private:
@@ -97,45 +103,48 @@ struct LayerStack : BlockProducts<T> {
         T* x = this->scratch(s.x, x_stride, block);
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             const T* residual = (const T*)s.residual + (block.first + row) * size;
-            norm_or_copy(residual, s.layers[0].input_norm, x + row * x_stride);
+            norm_or_copy(residual, before_mixer(0), x + row * x_stride);
         }
         this->meet(block);
     }
 
-    void norm_or_copy(const T* from, const void* weight, T* to) const {
-        if (weight) norm(from, weight, to);
+    Norm before_mixer(long i) const { return {s.layers[i].input_norm, s.layers[i].input_bias}; }
+
+    void norm_or_copy(const T* from, const Norm& by, T* to) const {
+        if (by.weight) norm(from, by, to);
         else memcpy(to, from, size * sizeof(T));
     }
 
-    void norm(const T* from, const void* weight, T* to) const {
-        if (s.is_layer_norm) layer_norm_row(from, (const N*)weight, (const N*)nullptr, to, size, s.eps);
-        else norm_row(from, (const N*)weight, to, size, s.eps);
+    void norm(const T* from, const Norm& by, T* to) const {
+        if (s.is_layer_norm) layer_norm_row(from, (const N*)by.weight, (const N*)by.bias, to, size, s.eps);
+        else norm_row(from, (const N*)by.weight, to, size, s.eps);
     }
 
     // To the residual stream what is added, and the norm of their sum to `to`; of layer norms it is not scaled.
-    void add_and_norm(const T* added, T* residual, const void* weight, T* to, float scale) const {
-        if (!s.is_layer_norm) return add_norm_row(added, residual, (const N*)weight, to, residual, size, s.eps, scale);
+    void add_and_norm(const T* added, T* residual, const Norm& by, T* to, float scale) const {
+        if (!s.is_layer_norm)
+            return add_norm_row(added, residual, (const N*)by.weight, to, residual, size, s.eps, scale);
         add_row(added, residual, to, size);
-        norm(residual, weight, to);
+        norm(residual, by, to);
     }
 
     // To the residual stream comes what a block has computed, with a norm of its own if there is one.
-    void add_norm(T* out, const void* out_norm, const void* weight, T* to, long stride, const Block& block,
+    void add_norm(T* out, const void* out_norm, const Norm& by, T* to, long stride, const Block& block,
                   float scale = 1.0f) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             T *added = out + row * size, *residual = (T*)s.residual + (block.first + row) * size;
-            if (out_norm) norm(added, out_norm, added);
-            if (weight) add_and_norm(added, residual, weight, to + row * stride, scale);
+            if (out_norm) norm(added, {out_norm, nullptr}, added);
+            if (by.weight) add_and_norm(added, residual, by, to + row * stride, scale);
             else add_row(added, residual, to + row * stride, size);
         }
         this->meet(block);
     }
 
     // To the residual stream comes what the mixer found; to `x` the norm of what it was before, once more.
-    void add_beside(T* out, const void* weight, T* x, const Block& block) const {
+    void add_beside(T* out, const Norm& by, T* x, const Block& block) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             T *found = out + row * size, *residual = (T*)s.residual + (block.first + row) * size;
-            norm(residual, weight, x + row * x_stride);
+            norm(residual, by, x + row * x_stride);
             add_row(found, residual, found, size);
         }
         this->meet(block);
@@ -145,7 +154,7 @@ struct LayerStack : BlockProducts<T> {
     void take_inputs(long i, T* x, T* out, const Block& block) const {
         const Layer& layer = s.layers[i];
         const long width = s.input_size;
-        add_norm(out, layer.mlp_out_norm, nullptr, x, x_stride, block);
+        add_norm(out, layer.mlp_out_norm, {nullptr, nullptr}, x, x_stride, block);
         T* gated = this->scratch(s.gated, s.widest_gated, block);
         this->multiply(x, x_stride, layer.input_gate, gated, width, block, AsItIs());
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
@@ -159,16 +168,24 @@ struct LayerStack : BlockProducts<T> {
     }
 
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
+        if (!s.has_mlp_gates) return run_plain(layer, x, out, block);
         switch (s.activation) {
             case SILU: return run_gated<Silu<T>>(layer, x, out, block);
             case GELU_TANH: return run_gated<GeluTanh<T>>(layer, x, out, block);
-            case GELU: return run_gated<Gelu<T>>(layer, x, out, block);
+            default: return run_gated<Gelu<T>>(layer, x, out, block);
+        }
+    }
+
+    // Without gates; its width is whole words.
+    void run_plain(const Layer& layer, const T* x, T* out, const Block& block) const {
+        switch (s.activation) {
+            case GELU_TANH: return run_plain(layer, x, out, block, GeluTanh<T>());
+            case GELU: return run_plain(layer, x, out, block, Gelu<T>());
             case RELU2: return run_plain(layer, x, out, block, ReluSquared());
             default: return run_plain(layer, x, out, block, Xielu{layer.above, layer.below});
         }
     }
 
-    // Without gates; its width is whole words.
     template <class Activation>
     void run_plain(const Layer& layer, const T* x, T* out, const Block& block, const Activation& activation) const {
         const long width = layer.intermediate_size;

@@ -15,6 +15,7 @@ struct Layer {
     Matrix o, gate_up, down;                    // gate_up: ups alone, where MLPs have no gates
     const void *input_norm, *mlp_norm;          // before mixer and MLP; null: none
     const void *mixer_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
+    const void *input_bias, *mlp_bias;          // of layer norms before mixer and MLP; null: none
     Matrix input_gate, input_out;               // of what the layer is told of each token anew; no panels: nothing
     const void* input_out_norm;
     int64_t intermediate_size;
@@ -30,7 +31,8 @@ struct Rotary {
 struct Stack {
     const Layer* layers;
     const Rotary* rotaries;
-    const void *last_norm, *inputs;                  // inputs: [layers, T, input_size], or null
+    const void *last_norm, *last_bias;
+    const void* inputs;                              // [layers, T, input_size], or null
     void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
     void *q, *attended;                              // scratch: a row per token
     void *projected, *ba, *convolved, *corrected;    // the same: what mixers read once it is there for all tokens
@@ -46,7 +48,8 @@ struct Stack {
     float eps, scale, soft_cap, residual_multiplier;
     int32_t activation;       // see layer_stack.cpp
     int32_t is_layer_norm;    // 0: norms are of root mean squares
-    int32_t is_beside;        // MLPs take what mixers take, and what both give is added up
+    int32_t is_beside;        // MLPs take what mixers take, behind their own norm, and what both give is added up
+    int32_t has_mlp_gates;
     int32_t gates_attention;  // its queries come behind gates of what it gives
     int32_t sees_later;       // see paged_attention.h
     int32_t has_fp8_cache;    // 0: it holds what goes through the layers

@@ -36,6 +36,7 @@ class _Layer(ctypes.Structure):
         ("mixer_kind", c_int64),
         *[(x, panel_matrix.Matrix) for x in ("o", "gate_up", "down")],
         *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "mixer_out_norm", "mlp_out_norm")],
+        *[(x, c_void_p) for x in ("input_bias", "mlp_bias")],
         *[(x, panel_matrix.Matrix) for x in ("input_gate", "input_out")],
         ("input_out_norm", c_void_p),
         ("intermediate_size", c_int64),
@@ -48,7 +49,7 @@ class _Rotary(ctypes.Structure):
 
 
 _CONSTANTS = ("hidden_size", "num_heads", "head_dim", "input_size")
-_MODEL = ("layers", "rotaries", "last_norm")
+_MODEL = ("layers", "rotaries", "last_norm", "last_bias")
 _TOKEN_SCRATCH = ("q", "attended", "projected", "ba", "convolved", "corrected")
 _SCRATCH = (*_TOKEN_SCRATCH, "x", "qkv", "out", "gated", "bytes", "row_scales")
 _STEP = ("slots", "rows", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
@@ -62,8 +63,8 @@ class _Stack(ctypes.Structure):
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
         *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest", "widest_gated", "last_full")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
-        *[(x, c_int32) for x in ("activation", "is_layer_norm", "is_beside", "gates_attention", "sees_later")],
-        *[(x, c_int32) for x in ("has_fp8_cache", "num_threads")],
+        *[(x, c_int32) for x in ("activation", "is_layer_norm", "is_beside", "has_mlp_gates", "gates_attention")],
+        *[(x, c_int32) for x in ("sees_later", "has_fp8_cache", "num_threads")],
     )
 
 
@@ -81,7 +82,13 @@ def can_stack(sizes: StackSizes, norm_dtype: torch.dtype, heads: Iterable[Heads]
 class LayerStack:
     """The layers and the norm after them, their weights in panels; not for two calls at a time."""
 
-    def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        last_norm: torch.Tensor,
+        sizes: StackSizes,
+        last_bias: torch.Tensor | None = None,
+    ) -> None:
         mixers = [layer.mixer for layer in layers]
         rows = row_sizes(layers, sizes)
         self._memory = StackMemory(sizes.dtype, rows, _TOKEN_SCRATCH)  # tables point there
@@ -92,13 +99,13 @@ class LayerStack:
         self._stack = _Stack(
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
             last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=widest(layers, sizes),
-            widest_gated=rows["gated"],
+            last_bias=None if last_bias is None else self._memory.keep(last_bias), widest_gated=rows["gated"],
             head_dim=max(one.head_dim for one in mixers if isinstance(one, AttentionWeights)),
             last_full=max(i for i, layer in enumerate(layers) if layer.is_full),
             eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,
             residual_multiplier=sizes.residual_multiplier, activation=ACTIVATIONS.index(sizes.activation),
-            is_layer_norm=sizes.is_layer_norm, is_beside=sizes.is_beside, gates_attention=sizes.gates_attention,
-            sees_later=not sizes.is_causal,
+            is_layer_norm=sizes.is_layer_norm, is_beside=sizes.is_beside, has_mlp_gates=sizes.has_mlp_gates,
+            gates_attention=sizes.gates_attention, sees_later=not sizes.is_causal,
             **{name: getattr(sizes, name) for name in _CONSTANTS if name != "head_dim"},
         )  # fmt: skip
         are_packed = all(_is_packed(matrix) for layer in layers for matrix in layer.matrices)
@@ -184,6 +191,7 @@ class LayerStack:
         norms = {
             "input_norm": layer.input_norm, "mlp_norm": layer.mlp_norm,
             "mixer_out_norm": layer.mixer_out_norm, "mlp_out_norm": layer.mlp_out_norm,
+            "input_bias": layer.input_bias, "mlp_bias": layer.mlp_bias,
         }  # fmt: skip
         memory, inputs = self._memory, {}
         if layer.inputs is not None:

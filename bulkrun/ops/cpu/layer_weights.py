@@ -42,6 +42,8 @@ class LayerWeights:
     inputs: InputWeights | None = None
     scale: float = 1.0  # of the residual stream behind the layer
     xielu: tuple[float, float] = (0.0, 0.0)  # factors of that activation
+    input_bias: torch.Tensor | None = None  # [E], of a layer norm before the mixer
+    mlp_bias: torch.Tensor | None = None  # [E], so too before the MLP
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -69,7 +71,8 @@ class StackSizes:
     is_layer_norm: bool  # else norms are of root mean squares
     is_causal: bool
     dtype: torch.dtype  # of what goes through them, and of weights that are not int8
-    is_beside: bool = False  # each MLP stands beside its mixer, behind the same norm
+    is_beside: bool = False  # each MLP stands beside its mixer, behind a norm of what that stands behind
+    has_mlp_gates: bool = True
     gates_attention: bool = False  # what it gives is multiplied by the sigmoid of gates, which queries come behind
     input_size: int = 0  # of what layers are told of each token anew; 0: nothing
 

@@ -60,6 +60,7 @@ def test_the_ceilings_of_public_shapes_are_those_of_the_table(
             "cohere2",
             "apertus",
             "afmoe",
+            "gpt_neox",
         ]
     ),
 )

@@ -132,6 +132,7 @@ def _mlp_weights(config: DecoderConfig) -> int:
             "cohere2",
             "apertus",
             "kimi_linear",
+            "falcon",
         ]
     ),
 )

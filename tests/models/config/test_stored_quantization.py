@@ -249,6 +249,8 @@ def test_only_the_fast_architectures_read_it(tmp_path: Path) -> None:
     config = ModelConfig.from_dir(tmp_path)
     assert isinstance(config, DecoderConfig)
     assert config.stored_quantization == read(compressed())
-    file.write_text(json.dumps(LLAMA | {"quantization_config": compressed(), "architectures": ["StableLmForCausalLM"]}))
+    file.write_text(
+        json.dumps(LLAMA | {"quantization_config": compressed(), "architectures": ["PersimmonForCausalLM"]})
+    )
     with pytest.raises(ModelError, match="compressed-tensors are read for the architectures that `bulkrun models`"):
         ModelConfig.from_dir(tmp_path)

@@ -27,7 +27,7 @@ STACKED = [
     "llama_tied", "llama_mqa", "llama_biases", "llama_head_dim_80", "llama_rope_yarn", "mistral_sliding",
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
     "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2", "apertus",
-    "arcee_whole",
+    "arcee_whole", "falcon", "falcon_new", "gpt_neox_whole", "nemotron", "olmo", "stablelm",
 ]  # fmt: skip
 NOT_STACKED = [
     "qwen3_moe",
@@ -38,6 +38,9 @@ NOT_STACKED = [
     "cohere_qk_norm",
     "arcee",
     "kimi_linear",
+    "olmo_limit",
+    "stablelm_beside",
+    "starcoder2",
 ]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
@@ -120,7 +123,7 @@ def test_an_fp8_cache_gives_what_op_by_op_gives_over_one(variant: str, dtype: to
 
 
 @pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2", "qwen3_5", "cohere2"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2", "qwen3_5", "cohere2", "stablelm"])
 def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
     variant: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -135,7 +138,7 @@ def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2", "apertus"])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2", "apertus", "gpt_neox_whole"])
 def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_threads: int, tmp_path: Path) -> None:
     model, reference = load(tmp_path, variant, torch.float32), make_tiny_model(variant)
     before = torch.get_num_threads()
@@ -152,7 +155,7 @@ def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_
 
 @pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus", "falcon_new"])
 def test_two_threads_give_the_bits_of_one(
     variant: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:

@@ -57,6 +57,10 @@ PROMPT_LENS = [140, 33, 20, 1]
         "cohere_qk_norm",
         "apertus",
         "afmoe",
+        "gpt_neox",
+        "falcon",
+        "olmo_limit",
+        "stablelm_beside",
         "kimi_linear",
         "granite_swa",
     ],
@@ -103,8 +107,8 @@ def test_experts_of_which_one_matrix_only_fits_whole_panels(tmp_path: Path) -> N
 # the last four have routers in float32
 @pytest.mark.parametrize(
     "variant",
-    ["llama", "qwen3_moe_whole_panels", "minicpm3", "cohere_qk_norm", "apertus", "deepseek_v2_lite", "glm4_moe",
-     "nemotron_h_moe", "minimax_m2"],
+    ["llama", "qwen3_moe_whole_panels", "minicpm3", "cohere_qk_norm", "apertus", "starcoder2", "deepseek_v2_lite",
+     "glm4_moe", "nemotron_h_moe", "minimax_m2"],
 )  # fmt: skip
 def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.bfloat16, device="cpu", deterministic=True)

@@ -104,6 +104,7 @@ def test_blocks_belong_to_one_text_each(tmp_path: Path, monkeypatch: pytest.Monk
             "minicpm3",
             "cohere2",
             "kimi_linear",
+            "gpt_neox",
         ]
     ),
 )

@@ -79,6 +79,11 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("olmo_hybrid", {"target_modules": [*QKV, "g_proj", "a_proj", "o_proj", "down_proj"]}),
         ("cohere_qk_norm", ALL | {"modules_to_save": ["q_norm", "k_norm", "input_layernorm"]}),
         ("apertus", {"target_modules": [*QKV, "up_proj", "down_proj"]}),
+        ("gpt_neox", {"target_modules": ["query_key_value", "dense", "dense_h_to_4h"]}),
+        ("falcon_new", {"target_modules": ["query_key_value", "dense_4h_to_h"], "modules_to_save": ["ln_attn"]}),
+        ("codegen", {"target_modules": ["qkv_proj", "out_proj", "fc_in"], "use_dora": True}),
+        ("phi", {"target_modules": [*QKV, "dense", "fc2"], "modules_to_save": ["input_layernorm", "lm_head"]}),
+        ("stablelm_beside", ALL | {"modules_to_save": ["q_layernorm"]}),
         ("afmoe", {"target_modules": [*QKV, "o_proj"]}),
         ("hunyuan_moe", {"target_modules": [*QKV, "o_proj"]}),
         ("nemotron_h", {"target_modules": ["q_proj", "in_proj", "up_proj"]}),
@@ -216,7 +221,7 @@ def test_on_a_gpu_the_sums_are_a_cpus(tmp_path: Path) -> None:
 
 
 def test_models_of_the_general_path_are_changed_too(tmp_path: Path) -> None:
-    for variant, lora in (("gpt2", {"target_modules": ["c_attn", "c_fc"]}), ("gpt_neox", ALL)):
+    for variant, lora in (("gpt2", {"target_modules": ["c_attn", "c_fc"]}), ("persimmon", ALL)):
         path, base = save_tiny_model(tmp_path / variant, variant), make_tiny_model(variant)
         theirs = expected(save_adapter(tmp_path / f"{variant}_adapter", base, **lora))
         assert_close(logits(path, tmp_path / f"{variant}_adapter"), theirs)
@@ -231,7 +236,7 @@ def test_text_parts_take_adapters_that_were_trained_on_the_whole_model(name: str
 
 
 def test_a_model_of_the_general_path_is_not_blamed_for_another_ones_adapter(tmp_path: Path) -> None:
-    path, adapter = save_tiny_model(tmp_path / "base", "gpt_neox"), tmp_path / "adapter"
+    path, adapter = save_tiny_model(tmp_path / "base", "gpt2"), tmp_path / "adapter"
     write_adapter(adapter, "model.layers.0.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2))
     with pytest.raises(ModelError, match=rf"^{adapter}: it changes model\.layers\.0\.self_attn\.q_proj\.weight, which"):
         logits(path, adapter)

@@ -1,0 +1,164 @@
+"""The part of the table of families whose norms subtract the mean and have biases, or nothing to learn. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bulkrun.models.config.family import BIASES, Family
+from bulkrun.models.config.layer_norm_files import (
+    of_codegen,
+    of_falcon,
+    of_gpt_neox,
+    of_nemotron4,
+    of_phi,
+    of_stablelm,
+    of_starcoder,
+    with_layer_norm_eps,
+)
+
+_EPS = {"rms_norm_eps": 1e-5}
+_WITH_BIASES: dict[str, Any] = {"are_centered": True, "norm_biases": True}
+_PLAIN: dict[str, Any] = {**_WITH_BIASES, "has_mlp_gates": False}
+_GPT_J: dict[str, Any] = {
+    "hidden_act": "gelu_new",
+    "vocab_size": 50_400,
+    "hidden_size": 4096,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "partial_rotary_factor": 1.0,
+    "mlp_bias": True,
+    **_EPS,
+}
+LAYER_NORMS: dict[str, Family] = {
+    "FalconForCausalLM": Family(
+        "falcon",
+        "Falcon (7B, 40B, 180B), Falcon 2 (11B)",
+        "layer normalization, attention and MLP beside each other, MLPs without gates; not with ALiBi",
+        {"hidden_act": "gelu", "tie_word_embeddings": True, "norms": "beside", **_EPS, **BIASES},
+        **_PLAIN,
+        in_common_words=of_falcon,
+    ),
+    "GPTJForCausalLM": Family(
+        "gptj",
+        "GPT-J",
+        "layer normalization, attention and MLP beside each other, partial RoPE of neighbouring dimensions",
+        _GPT_J,
+        **_PLAIN,
+        norms="beside",
+        has_head_bias=True,
+        turns_neighbours=True,
+        in_common_words=of_codegen,
+    ),
+    "CodeGenForCausalLM": Family(
+        "codegen",
+        "CodeGen",
+        "as GPT-J",
+        _GPT_J,
+        **_PLAIN,
+        norms="beside",
+        has_head_bias=True,
+        turns_neighbours=True,
+        in_common_words=of_codegen,
+    ),
+    "GPTNeoXForCausalLM": Family(
+        "gpt_neox",
+        "GPT-NeoX, Pythia, Dolly 2",
+        "layer normalization, attention and MLP beside each other, partial RoPE, MLPs without gates, biases",
+        {
+            "hidden_act": "gelu",
+            "partial_rotary_factor": 0.25,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norms": "beside_own",
+            **_EPS,
+        },
+        **_PLAIN,
+        in_common_words=of_gpt_neox,
+    ),
+    "Jais2ForCausalLM": Family(
+        "jais2",
+        "Jais 2",
+        "layer normalization, MLPs without gates, biases",
+        {
+            "hidden_act": "relu2",
+            "max_position_embeddings": 8192,
+            "attention_bias": True,
+            "mlp_bias": True,
+            **_EPS,
+        },
+        **_PLAIN,
+        in_common_words=with_layer_norm_eps,
+    ),
+    "NemotronForCausalLM": Family(
+        "nemotron",
+        "Nemotron-4, Minitron",
+        "layer normalization, partial RoPE, MLPs without gates",
+        {
+            "hidden_act": "relu2",
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.5,
+            **_EPS,
+            **BIASES,
+        },
+        **_PLAIN,
+        norm_offset=1.0,
+        in_common_words=of_nemotron4,
+    ),
+    "OlmoForCausalLM": Family(
+        "olmo",
+        "OLMo (1B, 7B)",
+        "layer normalization without weights",
+        {"attention_bias": False, "clip_qkv": None, **_EPS},
+        are_centered=True,
+        norm_weights=False,
+    ),
+    "PhiForCausalLM": Family(
+        "phi",
+        "Phi-1, Phi-1.5, Phi-2",
+        "layer normalization, attention and MLP beside each other, partial RoPE, MLPs without gates, biases",
+        {
+            "hidden_act": "gelu_new",
+            "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            **_EPS,
+        },
+        **_PLAIN,
+        norms="beside",
+        has_head_bias=True,
+        in_common_words=of_phi,
+    ),
+    "StableLmForCausalLM": Family(
+        "stablelm",
+        "StableLM 3B, StableLM 2 (1.6B, 12B), Stable Code",
+        "layer normalization, partial RoPE",
+        {
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 32,
+            "partial_rotary_factor": 0.25,
+            "attention_bias": False,
+            "attention_out_bias": False,
+            "use_qk_norm": False,
+            "norms": "pre",
+            **_EPS,
+        },
+        **_WITH_BIASES,
+        in_common_words=of_stablelm,
+    ),
+    "Starcoder2ForCausalLM": Family(
+        "starcoder2",
+        "StarCoder2",
+        "layer normalization, MLPs without gates, sliding window, biases",
+        {
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 2,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            **_EPS,
+            **BIASES,
+        },
+        **_PLAIN,
+        in_common_words=of_starcoder,
+    ),
+}
