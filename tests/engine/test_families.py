@@ -41,6 +41,7 @@ NAMES = [
     "gpt2",
     "opt",
     "cohere2",
+    "cohere2_moe",
     "codegen",
     "falcon_new",
     "gpt_neox",

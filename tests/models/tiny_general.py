@@ -74,10 +74,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus1p5": ("Apertus1p5TextForCausalLM", {"head_dim": 16}),
     "axk1": ("AXK1ForCausalLM", LATENT | GROUPED | DENSE_FIRST),
     "beam": ("BeamForCausalLM", MIXED | SPARSE | IN_GROUPS | DENSE_FIRST),
-    "cohere2_moe": (
-        "Cohere2MoeForCausalLM",
-        MIXED | SPARSE | {"pad_token_id": 0, "num_shared_experts": 1, "logit_scale": 1.0},
-    ),
     "gemma3n": (
         "Gemma3nForCausalLM",
         SHARED_KV

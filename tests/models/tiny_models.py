@@ -437,6 +437,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2ForCausalLM",
         {"pad_token_id": 0, "head_dim": 8, "sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.5},
     ),
+    "cohere2_moe": (
+        "Cohere2MoeForCausalLM",
+        MIXED
+        | DENSE_FIRST
+        | {
+            "pad_token_id": 0,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 1,
+            "logit_scale": 0.5,
+            "prefix_dense_intermediate_size": 56,
+        },
+    ),
     "cwm": ("CwmForCausalLM", MIXED),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
     "hyperclovax": ("HyperCLOVAXForCausalLM", MULTIPLIERS | {"head_dim": 16, "residual_multiplier": 1.0}),

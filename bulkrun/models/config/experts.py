@@ -30,6 +30,7 @@ class MoEConfig:
     has_biases: bool = False  # the router and the experts
     shared_size: int | None = None  # width of the expert that all tokens have
     gates_shared: bool = True  # it has a gate of its own
+    averages_shared: bool = False  # half of what it finds is added to half of what the others find
     routes_in_float32: bool = False
     scores: Scores = "softmax"
     has_score_bias: bool = False  # which chooses experts and does not weigh them
@@ -61,8 +62,9 @@ def moe_of(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
         ),
         has_biases=family.has_expert_biases,
         gates_shared=family.gates_shared_expert,
+        averages_shared=bool(keys.get("averages_shared_expert")),
         routes_in_float32=family.routes_in_float32,
-        scores=family.expert_scores,
+        scores=keys.get("expert_scores", family.expert_scores),
         has_score_bias=bool(keys.get("use_expert_bias")),
         weights_scale=float(keys.get("routed_scaling_factor", 1.0)),
         groups=_groups(keys, num_experts, num_chosen),

@@ -3,7 +3,7 @@
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
 meaning for it, whatever the file says. Those of Llama's own blocks stand in `llama_families`, mixtures of experts in
 `expert_families`, those of which some layers keep a state in `hybrid_families`, Gemma's in `gemma_families`, those
-with layer normalization and biases in `layer_norm_families`.
+with layer normalization in `layer_norm_families`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 from bulkrun.models.config.expert_families import MIXTURES
 from bulkrun.models.config.family import BIASES, GRANITE_KEYS, LLAMA3_ROPE, WINDOW, Family
 from bulkrun.models.config.family_files import (
-    of_cohere,
     of_ernie,
     of_exaone,
     of_hunyuan,
@@ -38,40 +37,7 @@ _GLM: dict[str, Any] = {
     "attention_bias": True,
     "attention_out_bias": False,
 }
-_COHERE: dict[str, Any] = {
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "logits_scaling": 16.0,
-}
-_OF_COHERE: dict[str, Any] = {
-    "norms": "beside",
-    "are_centered": True,
-    "turns_neighbours": True,
-    "in_common_words": of_cohere,
-}
 _DENSE: dict[str, Family] = {
-    "CohereForCausalLM": Family(
-        "cohere",
-        "Command R, R+, Aya Expanse, Aya 23",
-        "layer normalization, attention and MLP beside each other",
-        _COHERE | {"rope_theta": 500_000.0, "use_qk_norm": False},
-        **_OF_COHERE,
-    ),
-    "Cohere2ForCausalLM": Family(
-        "cohere2",
-        "Command R7B, Command A",
-        "as Cohere, RoPE in sliding window layers alone",
-        _COHERE
-        | {
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "layer_types": None,
-            "rope_in_windows_alone": True,
-        },
-        **_OF_COHERE,
-    ),
     "HeliumForCausalLM": Family(
         "helium",
         "Helium",

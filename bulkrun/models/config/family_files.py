@@ -51,24 +51,6 @@ def of_hunyuan(raw: _Keys) -> _Keys:
     return {**raw, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
-def of_cohere(raw: _Keys) -> _Keys:
-    """Cohere: logits are multiplied, and the number in its norms has a name of its own.
-
-    So has how far a model reaches, where its files say for how many positions it was trained.
-    """
-    scale, trained = raw.get("logit_scale", 0.0625), raw.get("max_position_embeddings", 8192)
-    reached = raw.get("model_max_length") or trained
-    for name, value in (("max_position_embeddings", trained), ("model_max_length", reached)):
-        check_number(name, value, int)
-    check_number("logit_scale", scale, float)
-    return {
-        **raw,
-        "logits_scaling": 1 / scale,
-        "rms_norm_eps": raw.get("layer_norm_eps", 1e-5),
-        "max_position_embeddings": max(trained, reached),
-    }
-
-
 def with_full_fourths(raw: _Keys) -> _Keys:
     """Each fourth layer sees everything, from the first one on, where no list says otherwise."""
     if raw.get("layer_types") is not None:

@@ -24,7 +24,6 @@ TRIED: Mapping[str, str] = {
     "BeamForCausalLM": "Beam 1.0",
     "BioGptForCausalLM": "BioGPT",
     "CTRLLMHeadModel": "CTRL",
-    "Cohere2MoeForCausalLM": "Command A+",
     "DbrxForCausalLM": "DBRX",
     "GPT2LMHeadModel": "GPT-2",
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
@@ -187,8 +186,6 @@ def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
                 f"architecture {raw['architectures'][0]} is not supported: config.json has none of {', '.join(names)}, "
                 "a size that is needed"
             )
-    if raw["architectures"][0].startswith("Cohere"):  # Command R: positions of its training, and how far it reaches
-        sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], raw.get("model_max_length") or 0)
     sizes["max_position_embeddings"] = max_positions(rope_keys(raw), sizes["max_position_embeddings"])
     kv_heads, head_dim = _key_heads(raw)
     return sizes | {

@@ -1,4 +1,4 @@
-"""The part of the table of families whose norms subtract the mean and have biases, or nothing to learn. Torch-free."""
+"""The part of the table of families with layer normalization: norms that subtract the mean. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from bulkrun.models.config.family import BIASES, Family
 from bulkrun.models.config.layer_norm_files import (
     of_codegen,
+    of_cohere,
+    of_cohere_moe,
     of_falcon,
     of_gpt_neox,
     of_nemotron4,
@@ -17,6 +19,19 @@ from bulkrun.models.config.layer_norm_files import (
 )
 
 _EPS = {"rms_norm_eps": 1e-5}
+_COHERE: dict[str, Any] = {
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "logits_scaling": 16.0,
+}
+_OF_COHERE: dict[str, Any] = {
+    "norms": "beside",
+    "are_centered": True,
+    "turns_neighbours": True,
+    "in_common_words": of_cohere,
+}
 _WITH_BIASES: dict[str, Any] = {"are_centered": True, "norm_biases": True}
 _PLAIN: dict[str, Any] = {**_WITH_BIASES, "has_mlp_gates": False}
 _GPT_J: dict[str, Any] = {
@@ -30,6 +45,49 @@ _GPT_J: dict[str, Any] = {
     **_EPS,
 }
 LAYER_NORMS: dict[str, Family] = {
+    "CohereForCausalLM": Family(
+        "cohere",
+        "Command R, R+, Aya Expanse, Aya 23",
+        "layer normalization, attention and MLP beside each other",
+        _COHERE | {"rope_theta": 500_000.0, "use_qk_norm": False},
+        **_OF_COHERE,
+    ),
+    "Cohere2ForCausalLM": Family(
+        "cohere2",
+        "Command R7B, Command A",
+        "as Cohere, RoPE in sliding window layers alone",
+        _COHERE
+        | {
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "layer_types": None,
+            "rope_in_windows_alone": True,
+        },
+        **_OF_COHERE,
+    ),
+    "Cohere2MoeForCausalLM": Family(
+        "cohere2_moe",
+        "Command A+",
+        "as Cohere 2, experts beside shared ones, and both beside attention",
+        _COHERE
+        | {
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "layer_types": None,
+            "no_rope_layers": None,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "mlp_only_layers": None,
+            "mlp_sizes": None,
+            "shared_expert_intermediate_size": None,
+            "averages_shared_expert": False,
+            "expert_scores": "softmax",
+            "are_centered": True,
+        },
+        gates_shared_expert=False,
+        **_OF_COHERE | {"in_common_words": of_cohere_moe},
+    ),
     "FalconForCausalLM": Family(
         "falcon",
         "Falcon (7B, 40B, 180B), Falcon 2 (11B)",

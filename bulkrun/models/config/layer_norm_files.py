@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.family import check_number
+from bulkrun.models.config.expert_files import with_dense_layers
+from bulkrun.models.config.family import check_number, layers_of
+from bulkrun.models.config.layer_kinds import of_layers
 
 _Keys = Mapping[str, Any]
 _GPT_2 = {  # what the first of them called their sizes
@@ -17,6 +19,7 @@ _GPT_2 = {  # what the first of them called their sizes
     "activation_function": "hidden_act",
     "layer_norm_epsilon": "rms_norm_eps",
 }
+_SCORES, _STRATEGIES = ("softmax", "sigmoid"), ("average", "sum")
 _ALIKE = {"num_key_value_heads": None, "head_dim": None}  # keys without a meaning: heads are the width's
 
 
@@ -35,6 +38,67 @@ def of_codegen(raw: _Keys) -> _Keys:
     rope = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}
     turning = keys["rotary_dim"] / head_dim
     return {**keys, **_ALIKE, **rope, "intermediate_size": inner, "partial_rotary_factor": turning}
+
+
+def of_cohere(raw: _Keys) -> _Keys:
+    """Cohere: logits are multiplied, and the number in its norms has a name of its own.
+
+    So has how far a model reaches, where its files say for how many positions it was trained.
+    """
+    scale, trained = raw.get("logit_scale", 0.0625), raw.get("max_position_embeddings", 8192)
+    reached = raw.get("model_max_length") or trained
+    for name, value in (("max_position_embeddings", trained), ("model_max_length", reached)):
+        check_number(name, value, int)
+    check_number("logit_scale", scale, float)
+    return {
+        **raw,
+        "logits_scaling": 1 / scale,
+        "rms_norm_eps": raw.get("layer_norm_eps", 1e-5),
+        "max_position_embeddings": max(trained, reached),
+    }
+
+
+def of_cohere_moe(raw: _Keys) -> _Keys:
+    """Command A+: which of its first layers are dense, and have RoPE; what shared experts find may be averaged in.
+
+    Raises ModelError for scores of experts, and ways to add up, that transformers does not know either.
+    """
+    for name, known in {"expert_selection_fn": _SCORES, "shared_expert_combination_strategy": _STRATEGIES}.items():
+        if raw.get(name, known[0]) not in known:
+            raise ModelError(f"{name} {raw[name]!r} is not supported; {' and '.join(known)} are")
+    scores, num_shared = raw.get("expert_selection_fn", "softmax"), raw.get("num_shared_experts") or 0
+    keys = {**of_cohere(raw), **_layers_of_cohere_moe(raw)}
+    size, dense_size = raw["intermediate_size"], raw.get("prefix_dense_intermediate_size") or raw["intermediate_size"]
+    return {
+        **keys,
+        "mlp_sizes": [dense_size] * len(keys["layer_types"]),
+        "shared_expert_intermediate_size": num_shared * size or None,
+        "averages_shared_expert": raw.get("shared_expert_combination_strategy", "average") == "average",
+        "expert_scores": scores,
+        "norm_topk_prob": scores == "softmax" or raw.get("norm_topk_prob", True),  # of those chosen alone
+        "are_centered": raw.get("rms_norm_eps") is None,
+        "rms_norm_eps": raw.get("rms_norm_eps") or keys["rms_norm_eps"],
+    }
+
+
+def _layers_of_cohere_moe(raw: _Keys) -> _Keys:
+    """Kinds of attention, which layers turn, and which are dense: the first ones may be of a kind of their own."""
+    layers, num_dense = layers_of(raw), raw.get("first_k_dense_replace") or 0
+    every, every_dense = raw.get("sliding_window_pattern", 4), raw.get("prefix_dense_sliding_window_pattern", 1)
+    for name, value in (("sliding_window_pattern", every), ("prefix_dense_sliding_window_pattern", every_dense)):
+        check_number(name, value, int)
+    if raw.get("layer_types") is not None:
+        kinds = of_layers(raw, "layer_types")
+    else:
+        ends = [(i + 1) % every_dense if i < num_dense else (i - num_dense + 1) % every for i in layers]
+        kinds = ["sliding_attention" if end else "full_attention" for end in ends]
+    dense = with_dense_layers({**raw, "mlp_only_layers": list(range(num_dense))})["mlp_only_layers"]
+    turns = [
+        (kind == "sliding_attention" and raw.get("sliding_window", 4096) is not None)
+        or (layer in dense and every_dense == 1)
+        for layer, kind in enumerate(kinds)
+    ]
+    return {"layer_types": kinds, "mlp_only_layers": dense, "no_rope_layers": turns}
 
 
 def of_falcon(raw: _Keys) -> _Keys:

@@ -230,7 +230,7 @@ class DecoderConfig(ModelConfig):
             mlp_bias=bool(keys.get("mlp_bias", False)),
             qk_norm=qk_norm_of(keys, family),
             norms=keys.get("norms", family.norms),
-            are_centered=family.are_centered,
+            are_centered=bool(keys.get("are_centered", family.are_centered)),
             norm_biases=family.norm_biases,
             norm_weights=family.norm_weights,
             norm_offset=family.norm_offset,

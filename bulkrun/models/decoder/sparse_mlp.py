@@ -55,7 +55,10 @@ class SparseMLP(nn.Module):
     def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
         """[T, E] -> [T, E]; what the step says of sequences plays no role."""
         picked_TE = self.picked(x_TE, self.router(x_TE.float() if self.moe.routes_in_float32 else x_TE))
-        return picked_TE if self.shared is None else picked_TE + self.shared(x_TE)
+        if self.shared is None:
+            return picked_TE
+        total_TE = picked_TE + self.shared(x_TE)
+        return total_TE / 2 if self.moe.averages_shared else total_TE
 
     def picked(self, x_TE: torch.Tensor, logits_TX: torch.Tensor) -> torch.Tensor:
         """[T, E] through the experts that the router's logits say -> [T, E]."""

@@ -31,6 +31,7 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "MiniMaxM2ForCausalLM": _OF_MIXTRAL,
     "MixtralForCausalLM": _OF_MIXTRAL,
     "AfmoeForCausalLM": _GATED,
+    "Cohere2MoeForCausalLM": _GATED,
     "DeepseekV2ForCausalLM": _GATED,
     "DeepseekV3ForCausalLM": _GATED,
     "Dots1ForCausalLM": _GATED,

@@ -38,7 +38,8 @@ def gates_first(config: DecoderConfig) -> torch.Tensor:
 def halves_first(config: DecoderConfig, num_heads: int) -> torch.Tensor:
     """Of heads whose neighbouring dimensions turn together: of each head all that come first in their pairs, then all
     that come second, then those that do not turn."""
-    turning = max(int(config.head_dim * rope.partial_rotary_factor) for rope in config.ropes if rope is not None)
+    turns = (int(config.head_dim * rope.partial_rotary_factor) for rope in config.ropes if rope is not None)
+    turning = max(turns, default=0)
     of_head = torch.arange(config.head_dim)
     of_head = torch.cat((of_head[:turning:2], of_head[1:turning:2], of_head[turning:]))
     return (torch.arange(num_heads)[:, None] * config.head_dim + of_head).flatten()

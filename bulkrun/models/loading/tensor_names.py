@@ -54,6 +54,7 @@ _SHARED_EXPERTS = _Prefixes(shared="mlp.shared_experts.")
 _GRANITE_SHARED = _Prefixes(mlp="shared_mlp.", shared="shared_mlp.")  # beside experts and alone
 _PREFIXES: Mapping[str, _Prefixes] = {
     "AfmoeForCausalLM": _SHARED_EXPERTS,
+    "Cohere2MoeForCausalLM": _SHARED_EXPERTS,
     "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
     "Dots1ForCausalLM": _SHARED_EXPERTS,

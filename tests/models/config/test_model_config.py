@@ -57,6 +57,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 OWN_EPS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
+    "cohere2_moe": "layer_norm_eps",
     "falcon": "layer_norm_epsilon",
     "gptj": "layer_norm_epsilon",
     "codegen": "layer_norm_epsilon",

@@ -57,6 +57,7 @@ PROMPT_LENS = [140, 33, 20, 1]
         "cohere_qk_norm",
         "apertus",
         "afmoe",
+        "cohere2_moe",
         "gpt_neox",
         "falcon",
         "olmo_limit",
