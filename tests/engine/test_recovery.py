@@ -51,7 +51,7 @@ def broken_off_at(line: int) -> Iterator[list[int]]:
     """Ctrl-C at the so many-th line of engine code within; what is done about it is spared."""
     folder, spared = (
         str(Path(bulkrun.engine.__file__).parent),
-        ("step", "_start_over", "start_over", "restart", "wait_for_masks", "wait_for_threads"),
+        ("step", "_start_over", "start_over", "forget_step", "restart", "wait_for_masks", "wait_for_threads"),
     )
     left = [line]
 

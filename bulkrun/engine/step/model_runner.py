@@ -50,14 +50,18 @@ class ModelRunner:
         self.kv_cache = self._allocate(config.num_blocks)
         self.graphs = self._capture()
 
+    def forget_step(self) -> None:
+        """After a step that did not end: it may have written shared prefixes which nobody knows of."""
+        if self.prefixes is not None:
+            self.prefixes.clear()
+
     def restart(self, config: EngineConfig) -> None:
         """Free the pool and take one of another size, for steps of another size; what it held is gone.
 
         Raises what the allocator raises.
         """
         self._config = config
-        if self.prefixes is not None:
-            self.prefixes.clear()  # the step that ran out has written its own
+        self.forget_step()
         self.graphs = None  # they read the old one
         self.kv_cache = KVCache([], [])  # the old one goes before the new one comes
         if config.device.type == "cuda":

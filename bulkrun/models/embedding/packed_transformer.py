@@ -6,14 +6,14 @@ the model's own attention gives, of a text that is longer than its windows too. 
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from bulkrun import ops
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, described
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.text_encoder import TextEncoder
@@ -67,10 +67,16 @@ def pack_transformer(encoder: PaddedEncoder) -> PackedTransformer | None:
         return None
     register_attention(ATTENTION_NAME, _packed_attention)
     own = encoder.model.config._attn_implementation
-    with suppress(Exception):  # whatever its code does without a mask, it is then no model that runs so
+    try:
         packed = PackedTransformer(encoder)
         if _is_same(packed, encoder):
             return packed
+    except Exception as error:  # whatever its code does without a mask, it is then no model that runs so
+        logging.getLogger(__name__).warning(
+            "%s runs in padded batches, slower: over packed texts it failed (%s)",
+            encoder.config.architecture,
+            described(error),
+        )
     encoder.model.set_attn_implementation(own)
     return None
 

@@ -210,19 +210,19 @@ def dims_of_tile(head_dim: int, value_dim: int) -> dict[str, int]:
     }
 
 
-def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+def tile_shape(head_dim: int, q_THD: torch.Tensor) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
-    if padded_dim(head_dim) * dtype.itemsize <= 256:
+    if padded_dim(head_dim) * q_THD.element_size() <= 256:
         return TILE_ROWS, 64
-    if padded_dim(head_dim) <= 256:
+    if padded_dim(head_dim) <= (128 if is_cramped(q_THD) else 256):
         return 64, 32
-    return 64 if dtype.itemsize <= 2 else 16, 16  # 512 dimensions: Gemma 4's layers of full attention
+    return 64 if q_THD.element_size() <= 2 else 16, 16  # 512 dimensions: Gemma 4's layers of full attention
 
 
 def paged_tile_shape(head_dim: int, value_dim: int, q_THD: torch.Tensor) -> tuple[int, int]:
     """As `tile_shape`, or of latents of 512 dimensions: large shared memory has one tile of them, of others two."""
     if value_dim == head_dim or padded_dim(value_dim) <= 256 or q_THD.element_size() > 2:
-        return tile_shape(value_dim, q_THD.dtype)
+        return tile_shape(value_dim, q_THD)
     return (64, 32) if has_large_shared_memory(q_THD.device) else (32, 16)
 
 
@@ -234,7 +234,7 @@ def num_warps(rows: int, head_dim: int) -> int:
 def heads_of_program(group: int, value_dim: int, q_THD: torch.Tensor) -> int:
     """How many of a key head's query heads a program takes: all, or a divisor where their sums find no room."""
     has_room = q_THD.element_size() <= 2 and has_large_shared_memory(q_THD.device)
-    most = (2**15 if has_room else 2**14) // padded_dim(value_dim)
+    most = 2 ** (15 if has_room else 13 if is_cramped(q_THD) else 14) // padded_dim(value_dim)
     return max(heads for heads in range(1, min(group, most) + 1) if group % heads == 0)
 
 
@@ -248,16 +248,23 @@ def packed_rows(rows: int, group: int) -> tuple[int, int]:
     return rows, rows // group
 
 
-def num_stages(head_dim: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Stages of the pipeline that loads keys and values, by shared memory (float32 is for comparisons: it fits).
+def num_stages(head_dim: int, q_THD: torch.Tensor) -> int:
+    """Stages of the pipeline that loads keys and values, by shared memory (float32, for comparisons, is slow).
 
     Half of them are for the block ids, which the addresses of keys wait for. With fewer than five a loop waits for the
     tile that it has just asked for.
     """
-    row_bytes = padded_dim(head_dim) * dtype.itemsize
-    if dtype.itemsize <= 2 and has_large_shared_memory(device):
+    row_bytes = padded_dim(head_dim) * q_THD.element_size()
+    if is_cramped(q_THD):
+        return 1
+    if q_THD.element_size() <= 2 and has_large_shared_memory(q_THD.device):
         return 5
     return 3 if row_bytes <= 256 else 2 if row_bytes <= 512 else 1
+
+
+def is_cramped(q_THD: torch.Tensor) -> bool:
+    """Whether float32 has to do with the 99 KB of a small GPU."""
+    return q_THD.element_size() > 2 and not has_large_shared_memory(q_THD.device)
 
 
 @cache

@@ -20,6 +20,7 @@ from bulkrun.ops.triton.attention_tile import (
     attend_tile,
     dims_of_tile,
     heads_of_program,
+    is_cramped,
     load_rest,
     padded_dim,
     paged_tile_shape,
@@ -57,7 +58,8 @@ def decode_attention(
     head_blocks = group // heads
     padded_group = max(triton.next_power_of_2(heads), 16)
     is_latent = value_dim < head_dim
-    in_pairs = k_cache.dtype == FP8 and q_THD.element_size() == 2 and dim <= 128 and head_dim % 2 == 0 and not is_latent
+    can_pair = 32 <= dim <= 128 and head_dim % 2 == 0 and not is_latent  # half of a head is a side of a product
+    in_pairs = k_cache.dtype == FP8 and q_THD.element_size() == 2 and can_pair
     if in_pairs:
         k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
     workers = programs_per_sequence(partial.max_parts, num_seqs * head_blocks * num_kv_heads)
@@ -92,7 +94,7 @@ def decode_attention(
         IN_PAIRS=in_pairs,
         num_warps=_num_warps(padded_group, dim, k_cache.dtype, is_latent=is_latent),
         # half of them for the block ids, which keys wait for: keys and values are two tiles deep
-        num_stages=5 if dim * q_THD.element_size() <= 1024 else 1,
+        num_stages=_num_stages(dim, q_THD, is_latent=is_latent),
     )
     if partial.max_parts > 1:
         merge_parts(partial, context_lens_S, prefix_lens_S, out_THV, sliding_window=sliding_window, sinks_H=sinks_H)
@@ -104,6 +106,12 @@ def _num_warps(rows: int, dim: int, kv_dtype: torch.dtype, *, is_latent: bool) -
     if is_latent:
         return 8 if rows * dim > (2**13 if kv_dtype == FP8 else 2**14) else 4
     return 2 if rows == 16 and dim <= 128 and kv_dtype.itemsize == 2 else 4
+
+
+def _num_stages(dim: int, q_THD: torch.Tensor, *, is_latent: bool) -> int:
+    """Of latents in float32 the rest of a key would find no room beside five."""
+    has_room = not (is_latent and q_THD.element_size() > 2) and not is_cramped(q_THD)
+    return 5 if dim * q_THD.element_size() <= 1024 and has_room else 1
 
 
 def programs_per_sequence(num_parts: int, num_rows: int) -> int:

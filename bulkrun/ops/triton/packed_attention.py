@@ -18,6 +18,7 @@ from bulkrun.ops.triton.attention_tile import (
     find_owner,
     fold,
     has_large_shared_memory,
+    is_cramped,
     num_tiles,
     packed_rows,
     padded_dim,
@@ -40,9 +41,9 @@ def packed_attention(
     assert distance_bias is None or distance_bias.is_contiguous()
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THD.shape, k_TKD.shape[1]
     group, num_texts = num_heads // num_kv_heads, len(texts.lens)
-    rows, keys = tile_shape(head_dim, q_THD.dtype)
+    rows, keys = tile_shape(head_dim, q_THD)
     if num_tokens * group <= 64 * num_texts or distance_bias is not None:
-        rows = 64  # more would be rows of nobody in most tiles; biases of a tile are copied ahead as keys are
+        rows = min(rows, 64)  # more would be nobody's in most tiles; biases of a tile are copied ahead as keys are
     block_m, block_q = packed_rows(rows, group)
     out_THD = torch.empty((num_tokens, num_heads, head_dim), dtype=q_THD.dtype, device=q_THD.device)
     _packed_kernel[(num_tiles(num_tokens, num_texts, block_q), num_kv_heads)](
@@ -78,6 +79,8 @@ def _num_stages(head_dim: int, q_THD: torch.Tensor, *, has_bias: bool) -> int:
     Of biases a key has one for each of a tile's 64 rows, half as it were of its keys and half of its values.
     """
     row_bytes = padded_dim(head_dim) * q_THD.element_size() + has_bias * 128
+    if row_bytes > 512 + 128 or is_cramped(q_THD):
+        return 1
     return 3 if row_bytes <= 256 or (row_bytes <= 512 and has_large_shared_memory(q_THD.device)) else 2
 
 

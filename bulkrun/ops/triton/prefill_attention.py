@@ -83,7 +83,7 @@ def prefill_attention(
         MASK_ALL=is_invariant,
         HAS_SINKS=sinks_H is not None,
         num_warps=num_warps(block_m, value_dim),
-        num_stages=num_stages(value_dim, q_THD.dtype, q_THD.device),
+        num_stages=num_stages(value_dim, q_THD),
     )
 
 

@@ -84,7 +84,7 @@ def shared_prefix_attention(
         CHUNK=chunk,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=warps,
-        num_stages=num_stages(value_dim, q_THD.dtype, q_THD.device),
+        num_stages=num_stages(value_dim, q_THD),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step import shared_prefixes
+from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.engine.step.shared_prefixes import MIN_GROUP_SIZE, SharedPrefixTable, find_groups, saved_tokens
 from bulkrun.engine.step.staging import HostStaging
 from bulkrun.ops.attention.metadata import PREFIX_UNIT, TILE_ROWS
@@ -129,3 +131,25 @@ def test_savings_are_counted_in_tiles_of_as_many_sequences_as_the_kernels(
     table = runner._prefix_table()
     assert table is not None
     assert table._seqs_per_tile == packed_rows(TILE_ROWS, group)[1]
+
+
+def test_a_step_that_is_interrupted_leaves_no_prefixes_to_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler raises between the copy to the device and what the host keeps of it."""
+    table = SharedPrefixTable(64, 16, 32, HostStaging(torch.device("cpu")))
+    seqs = [Sequence(Request(str(i), [1], SamplingParams()), arrival=i, max_model_len=9) for i in range(40)]
+    for i, seq in enumerate(seqs):
+        seq.block_table = [*range(1, 41), 100 + i]
+    copy = torch.Tensor.copy_
+
+    def interrupted(*args: Any) -> torch.Tensor:
+        copy(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.Tensor, "copy_", interrupted)
+        table.update(ScheduledBatch(seqs=seqs, num_decode_seqs=len(seqs)))
+    assert not table.groups and table.view(64).prefix_lens_S.any()
+    runner = ModelRunner.__new__(ModelRunner)
+    runner.prefixes = table
+    runner.forget_step()
+    assert not table.view(64).prefix_lens_S.any() and not table.view(64).counts.any()

@@ -146,7 +146,6 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
                 "prefix_dense_intermediate_size": None,
             },
         ),
-        ("cohere2_moe", {"layer_types": [FULL] * 3, "sliding_window": None, "mlp_layer_types": None}),
         ("cohere2_moe", {"mlp_layer_types": None, "num_shared_experts": 0}),
         ("cohere2_moe", {"rms_norm_eps": 1e-3, "norm_topk_prob": False, "rope_theta": 5e4}),
         ("cwm", {"layer_types": None, "num_hidden_layers": 5, "rope_scaling": {"type": "linear", "factor": 2.0}}),

@@ -1,6 +1,6 @@
 """Compiles every kernel for a Hopper GPU as it would be launched there, without one, and prints what each needs.
 
-    python -m tests.ops.triton.compile_kernels [--head-dim 128] [--dtype bfloat16] [--quick]
+    python -m tests.ops.triton.compile_kernels [--head-dim 128] [--dtype bfloat16] [--quick] [--attention]
     python -m tests.ops.triton.compile_kernels --head-dim 576 --value-dim 512 --groups 16 20 128
 
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
@@ -34,6 +34,7 @@ from bulkrun.ops import dispatch
 from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
+from bulkrun.ops.triton import packed_attention as packed_attention_kernels
 from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, make_meta
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
@@ -271,12 +272,14 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[4], help="query heads of a key head, where wide")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quick", action="store_true", help="an eighth of the kinds of attention")
+    parser.add_argument("--attention", action="store_true", help="that alone, over a cache and packed")
     parser.add_argument("--capability", type=int, default=90, help="80: A100, 86: A10, 89: L4, 90: H100, 100: B200")
     args = parser.parse_args()
     driver.set_active(CompilingDriver(args.capability))
     dispatch.uses_triton = lambda tensor: True
     has_large = args.capability in (80, 90, 100)
-    attention_tile.has_large_shared_memory = lambda device: has_large  # type: ignore[assignment]
+    for module in (attention_tile, packed_attention_kernels):
+        module.has_large_shared_memory = lambda device: has_large  # type: ignore[assignment]
     compiled: dict[int, Any] = {}
     run = JITFunction.run
 
@@ -287,7 +290,9 @@ def main() -> None:
 
     JITFunction.run = compile_only
     dtype, has_fp8 = getattr(torch, args.dtype), args.capability >= 89
-    if args.head_dim > 256 or args.value_dim is not None:
+    if args.attention and args.head_dim <= 256:
+        packed_attention(args.head_dim, dtype, is_quick=False)
+    if args.attention or args.head_dim > 256 or args.value_dim is not None:
         num_kv_heads, value_dim = (2, args.head_dim) if args.value_dim is None else (1, args.value_dim)
         for group in args.groups:
             heads = (num_kv_heads * group, num_kv_heads, args.head_dim)

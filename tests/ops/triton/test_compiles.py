@@ -72,25 +72,49 @@ def test_attention_of_512_dimensions_fits(dtype: str, capability: int, shared_by
         assert dtype == "float32" or kernel["stack"] <= 512, kernel
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("head_dim", "capability", "shared_bytes"),
+    [
+        (256, 90, SHARED_BYTES),
+        pytest.param(64, 89, SMALL_SHARED_BYTES, marks=pytest.mark.slow),
+        pytest.param(128, 90, SHARED_BYTES, marks=pytest.mark.slow),
+        pytest.param(128, 89, SMALL_SHARED_BYTES, marks=pytest.mark.slow),
+        pytest.param(256, 89, SMALL_SHARED_BYTES, marks=pytest.mark.slow),
+    ],
+)
+def test_attention_in_float32_fits(head_dim: int, capability: int, shared_bytes: int, tmp_path: Path) -> None:
+    """An encoder's is compared with transformers' so, and many small ones are stored so."""
+    kernels = compiled(
+        tmp_path, "--attention", "--dtype", "float32", "--head-dim", str(head_dim), "--capability", str(capability)
+    )
+    assert {*OVERLAPPING} - {"_product_kernel"} <= {kernel["kernel"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel["shared"] <= shared_bytes, kernel
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("dims", "groups", "capability", "shared_bytes"),
+    ("dims", "groups", "capability", "shared_bytes", "dtype"),
     [
-        ((576, 512), (16, 20, 128), 90, SHARED_BYTES),
-        ((320, 256), (32, 40), 90, SHARED_BYTES),
-        ((576, 512), (20,), 89, SMALL_SHARED_BYTES),
+        ((576, 512), (16, 20, 128), 90, SHARED_BYTES, "bfloat16"),
+        ((320, 256), (32, 40), 90, SHARED_BYTES, "bfloat16"),
+        ((320, 256), (40,), 90, SHARED_BYTES, "float32"),
+        ((576, 512), (20,), 89, SMALL_SHARED_BYTES, "bfloat16"),
     ],
 )
 def test_latent_attention_fits(
-    dims: tuple[int, int], groups: tuple[int, ...], capability: int, shared_bytes: int, tmp_path: Path
+    dims: tuple[int, int], groups: tuple[int, ...], capability: int, shared_bytes: int, dtype: str, tmp_path: Path
 ) -> None:
     """Values within keys, of DeepSeek's dimensions and MiniCPM 3's. Sums of 512 fill the registers: some spill."""
-    options = ["--head-dim", dims[0], "--value-dim", dims[1], "--capability", capability, "--groups", *groups]
-    kernels = compiled(tmp_path, *map(str, options))
+    options = ["--head-dim", dims[0], "--value-dim", dims[1], "--capability", capability, "--dtype", dtype]
+    kernels = compiled(tmp_path, *map(str, [*options, "--groups", *groups]))
     assert {"_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel"} <= {kernel["kernel"] for kernel in kernels}
     for kernel in kernels:
         assert kernel["shared"] <= shared_bytes and not kernel["overwritten"], kernel
+        if dtype == "float32":
+            continue
         assert kernel["stack"] <= (640 if dims[1] == 512 else 128), kernel
         if capability == 90:
             assert kernel["serial"] <= 0, kernel
