@@ -23,6 +23,10 @@ from bulkrun.request import RowError
 
 Record = list[str] | RowError
 _OTHERS = ";\t|,"  # separators that a file may have instead of its own
+_MEANINGS = {  # of what Python's reader says
+    "unexpected end of data": "a quote that is never closed",
+    "new-line character": r"not valid CSV: its lines end in \r alone; write \n or \r\n",
+}
 
 
 class CsvSource:
@@ -117,8 +121,8 @@ class _Records:
         try:
             return self._checked(next(self._reader))
         except csv.Error as error:
-            unclosed = "unexpected end of data" in str(error)
-            return self.error("a quote that is never closed" if unclosed else f"not valid CSV: {error}")
+            known = (what for said, what in _MEANINGS.items() if said in str(error))
+            return self.error(next(known, f"not valid CSV: {error}"))
         except _TooLong:
             return self.error(f"longer than input.max_row_bytes {self._lines.max_bytes} (or a quote is never closed)")
 

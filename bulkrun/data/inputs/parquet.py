@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from bulkrun.data.inputs.batch import MAX_BATCH_BYTES, InputBatch, Position, blank_rows, joined, record_batch
 from bulkrun.data.inputs.files import InputFile
 from bulkrun.data.inputs.unite import differ, unite
-from bulkrun.data.storage.arrow_errors import is_disk_error
+from bulkrun.data.storage.arrow_errors import is_disk_error, refuse_shortage
 from bulkrun.data.storage.remote import RemotePath
 from bulkrun.data.types.casts import cast_each
 from bulkrun.data.types.known_types import KnownTypes
@@ -102,6 +102,7 @@ class ParquetSource:
                     yield row + unread, rows.slice(unread)
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:
+            refuse_shortage(error, file.path)
             way_out = "" if is_disk_error(error) else "; get a good copy"
             raise InputError(f"{file.path}: row group {group} cannot be read: {error}{way_out}") from error
         if row != footer.group_rows[group]:
@@ -209,6 +210,7 @@ def _open(file: InputFile, columns: int = 1) -> Iterator[pq.ParquetFile]:
             coerce_int96_timestamp_unit="us",  # in nanoseconds the year 9999 would be 1816
         )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        refuse_shortage(error, file.path)
         if is_disk_error(error):
             raise InputError(f"{file.path}: cannot be read: {error}") from error
         raise InputError(

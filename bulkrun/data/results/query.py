@@ -7,7 +7,9 @@ reach nothing outside the run's directory.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -17,7 +19,7 @@ from bulkrun.data.results.parts import partition_types
 from bulkrun.data.storage.durable import ADVICE
 from bulkrun.data.storage.partitions import find_parts, sql_type
 from bulkrun.data.tables.duck import NotASelect, interruptible, locked_connection, single_select, view_of_parquet
-from bulkrun.errors import RunError, UsageError
+from bulkrun.errors import BulkrunError, RunError, UsageError, first_line
 from bulkrun.scratch import Scratch
 
 
@@ -44,28 +46,39 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     parts = sorted(find_parts(root))
     if not parts and schema is None:
         raise RunError(f"{run_root}: no results yet (no parts); `bulkrun status {run_root}` shows how far the run is")
-    spill = Scratch()
-    connection = locked_connection(folders=[root], spill=spill.path)
+    with _shortages(), Scratch() as spill, closing(locked_connection(folders=[root], spill=spill)) as connection:
+        try:
+            return interruptible(connection, partial(_ask, connection, sql, limit, parts, schema))
+        except (duckdb.Error, NotASelect) as error:
+            said = str(error).partition("\n")[0]  # before the place in the query
+            if advice := _advice(error, said):
+                raise RunError(f"query: {said}; {advice}") from error
+            raise UsageError(f"query: {error}") from error
 
-    def ask() -> pa.Table:
-        if parts:
-            view_of_parts(connection, "results", parts)
-        else:
-            assert schema is not None, "checked above"
-            connection.register("results", schema.empty_table())
-        relation = connection.sql(single_select(connection, sql))
-        return (relation if limit is None else relation.limit(limit)).to_arrow_table()
 
+def _ask(
+    connection: duckdb.DuckDBPyConnection, sql: str, limit: int | None, parts: Sequence[Path], schema: pa.Schema | None
+) -> pa.Table:
+    if parts:
+        view_of_parts(connection, "results", parts)
+    else:
+        assert schema is not None, "without parts and without it nothing is asked"
+        connection.register("results", schema.empty_table())
+    relation = connection.sql(single_select(connection, sql))
+    return (relation if limit is None else relation.limit(limit)).to_arrow_table()
+
+
+@contextmanager
+def _shortages() -> Iterator[None]:
+    """Raise BulkrunError where DuckDB finds no memory to begin with, or no thread."""
     try:
-        return interruptible(connection, ask)
-    except (duckdb.Error, NotASelect) as error:
-        said = str(error).partition("\n")[0]  # before the place in the query
-        if advice := _advice(error, said):
-            raise RunError(f"query: {said}; {advice}") from error
-        raise UsageError(f"query: {error}") from error
-    finally:
-        connection.close()
-        spill.close()
+        yield
+    except (MemoryError, duckdb.OutOfMemoryException, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "thread" not in str(error):
+            raise
+        raise BulkrunError(
+            f"query: {first_line(error)}; give the process more memory or threads (`ulimit -v`, `ulimit -u`)"
+        ) from error
 
 
 def _advice(error: Exception, said: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What Arrow raises while it reads a file: a failing disk, or a damaged file?"""
+"""What Arrow raises while it reads a file: no memory for it, a failing disk, or a damaged file?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+
 from bulkrun.data.storage.durable import disk_errors
+from bulkrun.errors import BulkrunError, first_line
 
 
 def is_disk_error(error: Exception) -> bool:
@@ -15,12 +18,25 @@ def is_disk_error(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
+def refuse_shortage(error: Exception, path: object) -> None:
+    """Raise BulkrunError where memory or a thread was missing, which tells nothing of the file."""
+    if isinstance(error, MemoryError) or "launch worker thread" in str(error):
+        raise BulkrunError(
+            f"{path}: reading failed: {first_line(error)}; the file is as it was: give the process more memory or "
+            "threads (`ulimit -v`, `ulimit -u`), then run the same command again"
+        ) from error
+
+
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """`disk_errors` of a body that reads with Arrow; what it raises for a damaged file passes as it is."""
+    """`disk_errors` of a body that reads with Arrow; what it raises for a damaged file passes as it is.
+
+    Raises BulkrunError where memory or a thread was missing.
+    """
     try:
         yield
-    except OSError as error:
+    except (pa.ArrowException, OSError) as error:
+        refuse_shortage(error, path)
         if not is_disk_error(error):
             raise
         with disk_errors("reading", path):

@@ -165,7 +165,8 @@ class SamplingSpec(Section):
     per_row: dict[PerRow, str] = Field(
         {},
         description="Sampling key -> input column that overrides it in rows where the column is not null or empty: "
-        f"any of {', '.join(get_args(PerRow))}.",
+        f"any of {', '.join(get_args(PerRow))}. Of structured_outputs a cell is a JSON schema, or {{choice: [...]}}, "
+        "{regex: ...}, {grammar: ...}; either may be text.",
     )
 
     @field_validator("logit_bias", mode="before")

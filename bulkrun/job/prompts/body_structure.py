@@ -50,10 +50,10 @@ def _of_structured_outputs(key: str, value: Any) -> Structure | None:
     )
     if given == {"json_object": True}:
         return _any_object()
-    if len(given) != 1 or not given.keys() <= _KINDS.keys():
-        raise BadBody(f"body.{key}: {shown(value)}; exactly one of {', '.join(_KINDS)} is supported in it")
+    if len(given) != 1 or not given.keys() <= KINDS.keys():
+        raise BadBody(f"body.{key}: {shown(value)}; exactly one of {', '.join(KINDS)} is supported in it")
     [(kind, inner)] = given.items()
-    return _KINDS[kind](f"{key}.{kind}", inner)
+    return KINDS[kind](f"{key}.{kind}", inner)
 
 
 def _any_object() -> str:
@@ -86,9 +86,9 @@ def _text(key: str, value: Any) -> str:
 
 
 _Reader = Callable[[str, Any], Structure | None]
-_KINDS: dict[str, _Reader] = {"json": _schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
+KINDS: dict[str, _Reader] = {"json": _schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
 _READERS: dict[str, _Reader] = {
     "response_format": _of_response_format,
     "structured_outputs": _of_structured_outputs,
-    **{f"guided_{kind}": read for kind, read in _KINDS.items()},
+    **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }

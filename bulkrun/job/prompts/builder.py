@@ -18,7 +18,7 @@ from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with_text
 from bulkrun.data.storage.paths import user_path
 from bulkrun.data.types.json_types import is_unicode
-from bulkrun.errors import JobFileError
+from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.chat_source import named_template
@@ -191,4 +191,7 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         return None
     if spec.chat_template == "auto":
         return text.chat_renderer()
-    return text.chat_renderer(named_template(spec), name=str(user_path(spec.chat_template)))
+    try:
+        return text.chat_renderer(named_template(spec), name=str(user_path(spec.chat_template)))
+    except ModelError as error:
+        raise JobFileError([f"prompt.chat_template: {error}"]) from None

@@ -18,6 +18,8 @@ from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.prompts.body_keys import BadBody
+from bulkrun.job.prompts.body_structure import KINDS, Structure, structure_of
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import BOUNDS, RowError
 
@@ -88,14 +90,14 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy)
 
 
-def sampling_value(key: str, value: Any) -> int | float | str | list[str] | list[int | float]:
+def sampling_value(key: str, value: Any) -> int | float | list[str] | list[int | float] | Structure:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key in ("stop", "bad_words"):
         return _texts(value)
     if key == "allowed_token_ids":
         return _token_ids(value)
     if key == "structured_outputs":
-        return value if isinstance(value, str) else _schema_text(value)
+        return _structure(value)
     return _number(int if key == "seed" else BOUNDS[key].kind, value)
 
 
@@ -118,9 +120,29 @@ def _plain_number(value: Decimal) -> int | float:
     return int(value) if value == value.to_integral_value() else float(value)
 
 
-def _schema_text(value: Any) -> str:
-    """A schema that came as an object."""
-    return json.dumps(without_nulls(value), separators=(",", ":"), ensure_ascii=False, default=str)
+def _structure(value: Any) -> Structure:
+    """A JSON schema, as an object or as text, or what the key itself takes: {choice: ...} and the like."""
+    given = _parsed(value) if isinstance(value, str) else without_nulls(value)
+    if isinstance(given, dict) and len(given) == 1 and given.keys() <= KINDS.keys():  # as a schema it would say nothing
+        try:
+            structure = structure_of({"structured_outputs": given})
+        except BadBody as problem:
+            raise ValueError(str(problem).removeprefix("body.structured_outputs").lstrip(".: ")) from None
+        assert structure is not None, "any text will do of none of the kinds"
+        return structure
+    return value if isinstance(value, str) else _schema_text(given)
+
+
+def _parsed(text: str) -> Any:
+    """What the text says in JSON; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _schema_text(schema: Any) -> str:
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def _check_schema(text: str) -> None:

@@ -147,6 +147,8 @@ def _verify_totals(run: RunDir, record: RunRecord, plan: PlanView, errors: Count
     if totals is None:
         return
     report.finished = True
+    lost = (run.part(shard, plan.shards[shard].folder) for shard in plan.open_shards)
+    report.problems += [f"{path.relative_to(run.root)}: is not there" for path in lost]
     planned = plan.complete["rows"] if plan.complete else None
     found = TotalsFound(record.run_id, planned, report.parts, report.rows, dict(errors))
     report.problems += found.differences(totals)

@@ -166,3 +166,9 @@ def test_a_delimiter_for_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(InputError, match=r"input\.delimiter: .*x\.jsonl is jsonl, not CSV"):
         read(tmp_path / "x.jsonl", delimiter=";")
+
+
+def test_lines_that_end_in_carriage_returns_alone_are_named_so(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b"id,text\r1,a\r2,b\r")
+    with pytest.raises(InputError, match=r"x.csv:1: not valid CSV: its lines end in \\r alone; write \\n"):
+        read(tmp_path / "x.csv")

@@ -15,7 +15,7 @@ import pytest
 
 from bulkrun.data.results import parts
 from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema, write_part
-from bulkrun.errors import RunError
+from bulkrun.errors import BulkrunError, RunError
 
 INFO = PartInfo("run", "plan", 3, "attempt", 7, 7, {"bad_input": 2}, 70, 14, {"bulkrun": "1"})
 TABLE = pa.table({"row": list(range(7)), "response": ["word " * 50] * 7, "nothing": pa.nulls(7, pa.string())})
@@ -106,3 +106,22 @@ def test_a_disk_that_fails_is_not_a_damaged_part(
     monkeypatch.setattr(pq, call, fail)
     with pytest.raises(RunError, match=rf"/p: reading failed: {os.strerror(number)}; .*run the same command again$"):
         list(read_part_columns(tmp_path / "p"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [pa.ArrowMemoryError("malloc of size 62914624 failed"), pa.ArrowException("Failed to launch worker thread: x")],
+)
+@pytest.mark.parametrize("call", ["read_metadata", "ParquetFile"])
+def test_a_shortage_of_memory_or_threads_is_no_damage(
+    call: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_part(tmp_path / "p", TABLE, INFO)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(pq, call, fail)
+    with pytest.raises(BulkrunError, match=r"/p: reading failed: .*; the file is as it was: give .*ulimit") as found:
+        list(read_part_columns(tmp_path / "p"))
+    assert not isinstance(found.value, RunError), "which a check of a run counts as damage"

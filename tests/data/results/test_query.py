@@ -15,7 +15,7 @@ import pytest
 from bulkrun.data.results import query
 from bulkrun.data.results.query import run_query
 from bulkrun.data.results.schema import output_schema
-from bulkrun.errors import RunError, UsageError
+from bulkrun.errors import BulkrunError, RunError, UsageError
 from tests.signalled import LONG_SELECT, signalled_after
 
 SCHEMA = output_schema(pa.schema([("title", pa.string())]))
@@ -159,3 +159,16 @@ def test_a_disk_that_fails_is_not_the_querys_mistake(run: Path, monkeypatch: pyt
     nowhere = str(run / "none.parquet").replace("'", "''")
     with pytest.raises(UsageError, match="No files found"):
         run_query(run, f"SELECT * FROM '{nowhere}'")
+
+
+@pytest.mark.parametrize("error", [duckdb.OutOfMemoryException("failure"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("call", ["locked_connection", "interruptible"])
+def test_a_shortage_of_memory_or_threads_is_said(
+    call: str, error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(query, call, fail)
+    with pytest.raises(BulkrunError, match=r"query: (failure|can't start new thread)"):
+        run_query(run, "SELECT 1")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from bulkrun.data.inputs.batch import InputBatch, Position
-from bulkrun.errors import JobFileError, ModelError
+from bulkrun.errors import JobFileError
 from bulkrun.job.plan.rows import fit_prompt
 from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.encoder import Prompt, RenderedPrompt
@@ -210,7 +210,7 @@ def test_a_chat_template_file_is_used_and_a_missing_or_broken_one_is_named(tmp_p
     prompt = builder(good).build(batch_of([{"a": "fox"}]))[0]
     assert isinstance(prompt, Prompt)
     assert tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False) == ["<s>fox<|im_end|>"]
-    with pytest.raises(ModelError, match=r"bad\.jinja, line 1"):
+    with pytest.raises(JobFileError, match=r"prompt\.chat_template: .*bad\.jinja, line 1: "):
         builder(bad)
     with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read '\\x00': embedded null byte"):
         PromptBuilder(job("x", prompt={"column": "a", "chat_template": "\0"}), ["a"], tokenizer)

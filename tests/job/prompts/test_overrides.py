@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -219,3 +220,36 @@ def test_rows_of_json_lines_keep_the_shapes_that_they_have(tmp_path: Path) -> No
     read = [json.loads(each.overrides or "") for each in sampled if isinstance(each, RowSampling)]
     assert [values["stop"] for values in read] == stops
     assert [json.loads(values["structured_outputs"]) for values in read] == own
+
+
+@pytest.mark.parametrize(
+    ("cell", "kept"),
+    [
+        ({"choice": ["yes", "no"], "regex": None, "json": None}, {"choice": ["yes", "no"]}),
+        ('{"regex": "[0-9]{3}"}', {"regex": "[0-9]{3}"}),
+        ({"grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+        ({"json": {"type": "integer"}}, '{"type": "integer"}'),
+        ('{"json": "{}"}', "{}"),
+    ],
+)
+def test_a_cell_may_say_what_the_key_itself_says(cell: Any, kept: Any) -> None:
+    sampling = schema_of_row(cell)
+    assert isinstance(sampling, RowSampling), sampling
+    values = json.loads(sampling.overrides or "")
+    assert values == {"structured_outputs": kept}
+    bound = SamplingSpec(max_tokens=5).to_params(values).structured_outputs
+    assert bound is not None and bound.kind == ("json" if isinstance(kept, str) else next(iter(kept)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({"choice": []}, r"\(sampling.structured_outputs\): choice: .* is not a list of texts, one at least"),
+        ('{"regex": 5}', r"\(sampling.structured_outputs\): regex: 5 is not text"),
+        ('{"choice": null}', r"\(sampling.structured_outputs\): .*exactly one of json, regex, choice, grammar"),
+    ],
+)
+def test_a_cell_that_says_it_wrongly_is_bad_input(cell: Any, message: str) -> None:
+    error = schema_of_row(cell)
+    assert isinstance(error, RowError) and error.code == "bad_input"
+    assert re.search(message, error.message), error.message

@@ -174,6 +174,7 @@ def test_verify_names_the_damaged_the_missing_and_the_swapped_part(tmp_path: Pat
         "part-00002.parquet: wrong shard: 3 instead of 2" in problems and "part-00003.parquet: wrong rows" in problems
     )
     assert "_SUCCESS: parts: 4, found 2" in problems
+    assert "part-00000.parquet: is not there" in problems
 
 
 def test_a_damaged_part_is_redone_as_the_message_says(tmp_path: Path) -> None:
