@@ -292,8 +292,7 @@ class LLMEngine:
         """Clean up after a step that was interrupted."""
         self._under_way = None
         self._launcher.wait_for_masks()
-        self.model_runner.forget_step()
-        start_over(self.scheduler, {completion.request_id for completion in self._ended})
+        start_over(self.scheduler, self.model_runner, {completion.request_id for completion in self._ended})
         self.abort([seq.request.request_id for seq in self._mid_update])
         for seq in self._mid_update:
             self._add(seq.request, shares_prefix=seq.shares_prefix)

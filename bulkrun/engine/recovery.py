@@ -23,11 +23,12 @@ def discard(broken: list[Sequence], scheduler: Scheduler, model_runner: ModelRun
     model_runner.clear_blocks([block_id for block_id in blocks if manager.ref_count(block_id) == 0])
 
 
-def start_over(scheduler: Scheduler, ended: Collection[str]) -> None:
+def start_over(scheduler: Scheduler, model_runner: ModelRunner, ended: Collection[str]) -> None:
     """After a step that an error or Ctrl-C interrupted: all sequences wait again but those of requests that `ended`.
 
     Scheduling counts tokens as computed, and lets others share them, before they are: nothing in the pool is trusted.
     """
+    model_runner.forget_step()
     manager = scheduler.block_manager
     scheduler.restart(BlockManager(manager.num_blocks, manager.block_size), scheduler.max_num_batched_tokens)
     waiting = list(scheduler.waiting)

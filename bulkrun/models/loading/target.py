@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
+from bulkrun.models.decoder.norms import RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 
 
@@ -71,6 +73,11 @@ _AS_STORED: Orders = {}
 def whole(parameter: nn.Parameter) -> Target:
     """For a tensor of the parameter's own shape."""
     return Target(parameter.data, tuple(parameter.shape))
+
+
+def norm_target(norm: RMSNorm, config: DecoderConfig) -> Target:
+    """For a norm's weight, which some families store less a constant."""
+    return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
 
 
 def parts_of(

@@ -5,31 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import torch
-
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
-from bulkrun.models.decoder.norms import CenteredQKNorm, HeadQKNorm, LayerNorm, ProjectionQKNorm, RMSNorm, TurnedQKNorm
+from bulkrun.models.decoder.norms import LayerNorm, RMSNorm
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.loading.attention_names import attention_targets
 from bulkrun.models.loading.expert_names import expert_targets
 from bulkrun.models.loading.latent_names import latent_targets
 from bulkrun.models.loading.layer_input_names import embedding_targets, layer_input_targets
-from bulkrun.models.loading.row_orders import (
-    FUSED_QKV,
-    GATES_APART,
-    QKV_BY_KEY_HEAD,
-    QKV_BY_SHARD,
-    gates_first,
-    halves_first,
-    qkv_order,
-)
 from bulkrun.models.loading.state_names import state_targets
-from bulkrun.models.loading.target import Target, parts_of, whole
+from bulkrun.models.loading.target import Target, norm_target, parts_of, whole
 
 
 class _Prefixes(NamedTuple):
@@ -72,7 +62,6 @@ _PREFIXES: Mapping[str, _Prefixes] = {
     "HunYuanMoEV1ForCausalLM": _Prefixes(shared="mlp.shared_mlp."),
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
-_NORM_OF_EACH_HEAD = ("StableLmForCausalLM",)  # a tensor, and not all in one
 _BIASES_IN_A_ROW = ("Ernie4_5_MoeForCausalLM",)  # [1, X], of the choice of experts
 _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "pre": {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},
@@ -120,9 +109,9 @@ def _layer_targets(
     yield from _norm_targets(prefix, layer, config)
     yield from layer_input_targets(prefix, layer, config)
     if isinstance(layer.attention, Attention):
-        yield from _attention_targets(prefix + parts.attention, layer.attention, config)
+        yield from attention_targets(prefix + parts.attention, layer.attention, config)
     elif isinstance(layer.attention, AttentionBesideMamba2):
-        yield from _attention_targets(prefix + parts.attention, layer.attention.attention, config)
+        yield from attention_targets(prefix + parts.attention, layer.attention.attention, config)
         yield from state_targets(prefix, parts.state, layer.attention.mamba, config, stored)
     elif isinstance(layer.attention, LatentAttention):
         yield from latent_targets(prefix + parts.attention, layer.attention, config)
@@ -130,7 +119,7 @@ def _layer_targets(
         yield from state_targets(prefix, parts.state, layer.attention, config, stored)
     if isinstance(layer.mlp, DenseBesideExperts):
         yield from _mlp_targets(prefix + parts.mlp, layer.mlp.dense, config)
-        yield f"{prefix}mlp.router.scale", _norm(layer.mlp.router_norm, config)
+        yield f"{prefix}mlp.router.scale", norm_target(layer.mlp.router_norm, config)
         yield from _sparse_targets(prefix, parts, layer.mlp.experts, config, stored)
     elif isinstance(layer.mlp, SparseMLP):
         yield from _sparse_targets(prefix, parts, layer.mlp, config, stored)
@@ -140,7 +129,8 @@ def _layer_targets(
 
 def _norm_targets(prefix: str, layer: DecoderLayer, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     if config.mlp_alone is not None:
-        yield f"{prefix}norm.weight", _norm(layer.mlp_norm if layer.attention is None else layer.input_norm, config)
+        norm = layer.mlp_norm if layer.attention is None else layer.input_norm
+        yield from _norm_parts(f"{prefix}norm.", norm, config)
         return
     names = _NORM_NAMES[config.norms_of(layer.layer)]
     if isinstance(layer.mlp, DenseBesideExperts):
@@ -164,64 +154,6 @@ def _sparse_targets(
     yield from expert_targets(prefix, mlp, config, stored)
 
 
-def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    head_dim = attention.head_dim
-    q_size, kv_size = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
-    parts = {"q_proj": q_size}
-    if attention.has_own_keys:
-        parts |= {"k_proj": kv_size} if attention.keys_are_values else {"k_proj": kv_size, "v_proj": kv_size}
-    orders = {}
-    if config.architecture in (*FUSED_QKV, *QKV_BY_KEY_HEAD, *QKV_BY_SHARD):
-        parts = {"qkv_proj": q_size + 2 * kv_size}
-        order = qkv_order(config)
-        orders = {} if order is None else {"qkv_proj": order}
-    if attention.has_gate and config.architecture in GATES_APART:
-        parts = {"gate_proj": q_size, **parts}
-    elif attention.has_gate:
-        parts["q_proj"], orders["q_proj"] = 2 * q_size, gates_first(config)
-    if config.turns_neighbours:
-        orders |= {
-            "q_proj": halves_first(config, config.num_heads),
-            "k_proj": halves_first(config, config.num_kv_heads),
-        }
-    yield from parts_of(prefix, attention.qkv_proj, parts, orders)
-    yield from parts_of(prefix, attention.o_proj, {"o_proj": config.hidden_size})
-    if isinstance(attention.qk_norm, HeadQKNorm):
-        q_HD, k_KD = attention.qk_norm.weight.data.tensor_split((config.num_heads,))
-        for name, view in (("q_norm", q_HD), ("k_norm", k_KD)):
-            if len(view):
-                yield f"{prefix}{name}.weight", Target(view, (head_dim,), config.norm_offset)
-    elif isinstance(attention.qk_norm, TurnedQKNorm):
-        for name, view in zip(("q_norm", "k_norm"), attention.qk_norm.weight.data, strict=True):
-            yield f"{prefix}{name}.weight", Target(view, (config.head_dim,))
-    elif isinstance(attention.qk_norm, CenteredQKNorm):
-        for name, view in zip(("q_norm", "k_norm"), _of_heads(attention.qk_norm, config), strict=True):
-            yield from _head_norms(f"{prefix}{name}.", view, config)
-    elif isinstance(attention.qk_norm, ProjectionQKNorm):
-        yield f"{prefix}q_norm.weight", _norm(attention.qk_norm.q, config)
-        yield f"{prefix}k_norm.weight", _norm(attention.qk_norm.k, config)
-    if attention.head_gates is not None:
-        yield f"{prefix}g_proj.weight", whole(attention.head_gates.weight)
-    if attention.sinks is not None:
-        yield f"{prefix}sinks", whole(attention.sinks)
-
-
-def _of_heads(norm: CenteredQKNorm, config: DecoderConfig) -> tuple[torch.Tensor, ...]:
-    """The weights of queries [H, ...] and of keys, with dimensions that turn together side by side."""
-    weight_ND = norm.weight.data
-    if config.turns_neighbours:
-        weight_ND = weight_ND.unflatten(1, (2, -1)).transpose(1, 2)
-    return weight_ND.tensor_split((config.num_heads,))
-
-
-def _head_norms(prefix: str, weights: torch.Tensor, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    if config.architecture not in _NORM_OF_EACH_HEAD:
-        yield f"{prefix}weight", Target(weights, (len(weights), config.head_dim))
-        return
-    for head, weight_D in enumerate(weights):
-        yield f"{prefix}norms.{head}.weight", Target(weight_D, (config.head_dim,))
-
-
 def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     size = mlp.size
     if isinstance(mlp, PlainMLP):
@@ -237,15 +169,11 @@ def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Ite
 
 
 def _norm_parts(prefix: str, norm: object, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    if not isinstance(norm, LayerNorm):
-        yield f"{prefix}weight", _norm(norm, config)
+    if isinstance(norm, RMSNorm):
+        yield f"{prefix}weight", norm_target(norm, config)
         return
+    assert isinstance(norm, LayerNorm), "a family whose files have such a norm has it"
     if norm.weight is not None:
         yield f"{prefix}weight", Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
     if norm.bias is not None:
         yield f"{prefix}bias", whole(norm.bias)
-
-
-def _norm(norm: object, config: DecoderConfig) -> Target:
-    assert isinstance(norm, RMSNorm), "a family whose files have such a norm has it"
-    return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
