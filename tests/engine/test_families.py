@@ -45,6 +45,7 @@ NAMES = [
     "codegen",
     "falcon_new",
     "gpt_neox",
+    "nanochat",
     "stablelm_beside",
     "gemma4",
     "gemma4_moe",

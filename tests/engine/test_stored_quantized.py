@@ -94,6 +94,7 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
         ("int8_channel", "gpt_neox"),
         ("ct_channel", "codegen"),
         ("block", "cohere2_moe"),
+        ("ct_channel", "nanochat"),
     ],
 )
 def test_experts_states_and_rows_in_another_order_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:

@@ -124,7 +124,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBertDecoderForCausalLM",
         NO_GQA | {"pad_token_id": 0, "local_attention": 18, "global_attn_every_n_layers": 2},
     ),
-    "nanochat": ("NanoChatForCausalLM", {}),
     # and of before
     "jetmoe": ("JetMoeForCausalLM", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "ctrl": ("CTRLLMHeadModel", NO_GQA | {"dff": 72}),

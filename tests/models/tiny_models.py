@@ -506,6 +506,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJForCausalLM", _GPT_J),
     "jais2": ("Jais2ForCausalLM", {"head_dim": 16}),
+    "nanochat": ("NanoChatForCausalLM", {"intermediate_size": 96}),
     "nemotron": ("NemotronForCausalLM", {"head_dim": 8, "intermediate_size": 96}),
     "olmo": ("OlmoForCausalLM", {}),
     "olmo_limit": ("OlmoForCausalLM", {"clip_qkv": 0.7}),

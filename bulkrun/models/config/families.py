@@ -93,6 +93,26 @@ _DENSE: dict[str, Family] = {
         turns_neighbours=True,
         in_common_words=of_ernie,
     ),
+    "NanoChatForCausalLM": Family(
+        "nanochat",
+        "nanochat",
+        "norms without weights, of embeddings too, QK-norm behind RoPE, MLPs without gates, soft-cap of logits",
+        {
+            "hidden_act": "relu2",
+            "hidden_size": 768,
+            "intermediate_size": 8192,
+            "num_attention_heads": 6,
+            "num_hidden_layers": 12,
+            "vocab_size": 50_304,
+            "attention_bias": False,
+            "final_logit_softcapping": 15.0,
+        },
+        qk_norm="head",  # behind RoPE, which leaves lengths as they are
+        has_mlp_gates=False,
+        norm_weights=False,
+        norms_embeddings=True,
+        turns_backwards=True,
+    ),
     "GlmForCausalLM": Family(
         "glm", "GLM-4 (9B)", "partial RoPE of neighbouring dimensions, biases", _GLM, turns_neighbours=True
     ),

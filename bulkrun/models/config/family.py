@@ -35,6 +35,7 @@ class Family:
     norm_offset: float = 0.0  # added to a norm's stored weight
     norm_rounds_once: bool = False  # norms multiply by their weight in float32
     scales_embeddings: bool = False  # by the square root of hidden_size
+    norms_embeddings: bool = False
     has_mlp_gates: bool = True
     has_head_bias: bool = False
     has_sinks: bool = False  # attention's softmax has a learned score beside those of the keys
@@ -47,6 +48,7 @@ class Family:
     norms_values: bool = False  # each value head is normalized by itself, without a weight
     scales_layers: bool = False  # behind each layer the residual stream is multiplied by a number of its own
     turns_neighbours: bool = False  # RoPE turns each even dimension with the next one, and not with one half a head on
+    turns_backwards: bool = False  # and the other way round
     rope: Mapping[str, Any] = field(default_factory=dict)  # where the file says nothing of its scaling
     # the file's keys in the words of the others, and what layers that keep a state are by the keys that are read
     in_common_words: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict

@@ -34,7 +34,6 @@ TRIED: Mapping[str, str] = {
     "LongcatFlashForCausalLM": "LongCat-Flash",
     "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
     "ModernBertDecoderForCausalLM": "ModernBERT Decoder, Ettin (decoders)",
-    "NanoChatForCausalLM": "nanochat",
     "OPTForCausalLM": "OPT",
     "PersimmonForCausalLM": "Persimmon",
     "PhimoeForCausalLM": "Phi-3.5-MoE",

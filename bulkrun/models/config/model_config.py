@@ -150,6 +150,8 @@ class DecoderConfig(ModelConfig):
     layer_inputs: LayerInputs | None = None
     scales_layers: bool = False  # behind each layer the residual stream is multiplied by a number of its own
     turns_neighbours: bool = False  # checkpoints have the dimensions that RoPE turns together side by side
+    turns_backwards: bool = False  # or each second half of a head first
+    norms_embeddings: bool = False
     latent: LatentConfig | None = None  # keys and values are made of latents, which take their place in the cache
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
     is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
@@ -262,6 +264,8 @@ class DecoderConfig(ModelConfig):
             scales_layers=family.scales_layers,
             unlike_layers=unlike_layers,
             turns_neighbours=bool(keys.get("rope_interleave", family.turns_neighbours)),
+            turns_backwards=family.turns_backwards,
+            norms_embeddings=family.norms_embeddings,
             latent=latent,
             stored_quantization=quantization,
             is_causal=is_causal,

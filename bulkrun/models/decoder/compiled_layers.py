@@ -45,13 +45,11 @@ def compile_layers(model: Decoder) -> LayerStack | None:
         return None
     sizes = _sizes(config, model.dtype)
     heads = [Heads(kv.num_heads, kv.head_dim) for kv in config.layers_kv]
-    last_norm = _norm(model.norm, sizes)
-    assert last_norm is not None, "every decoder ends in one"
-    if not can_stack(sizes, last_norm.dtype, heads) or not _can_mix(config):
+    if not can_stack(sizes, model.norm.weight.dtype, heads) or not _can_mix(config):
         return None
     ropes = list(model.inv_freqs)
-    layers = [_weights(layer, config, sizes, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
-    return LayerStack(layers, last_norm, sizes, _bias(model.norm))
+    layers = [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
+    return LayerStack(layers, model.norm.weight, sizes, _bias(model.norm))
 
 
 def _has_others(config: DecoderConfig) -> bool:
@@ -142,7 +140,7 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
 
 
 def _weights(
-    layer: DecoderLayer, config: DecoderConfig, sizes: StackSizes, rope: RopeConfig | None, ropes: list[RopeConfig]
+    layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None and isinstance(mlp, MLP | PlainMLP), "neither mixtures nor MLPs alone are stacked"
@@ -152,15 +150,15 @@ def _weights(
         _attention(attention, config, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
     )
     return LayerWeights(
-        input_norm=_norm(layer.input_norm, sizes),
+        input_norm=_norm(layer.input_norm),
         mixer=mixer,
         o=_matrix(attention.o_proj),
-        mixer_out_norm=_norm(layer.attention_out, sizes),
-        mlp_norm=_norm(layer.mlp_norm, sizes),
+        mixer_out_norm=_norm(layer.attention_out),
+        mlp_norm=_norm(layer.mlp_norm),
         gate_up=_matrix(mlp.gate_up_proj if isinstance(mlp, MLP) else mlp.up_proj),
         down=_matrix(mlp.down_proj),
         intermediate_size=mlp.size,
-        mlp_out_norm=_norm(layer.mlp_out, sizes),
+        mlp_out_norm=_norm(layer.mlp_out),
         inputs=_inputs(layer),
         scale=1.0 if layer.scale is None else layer.scale.item(),
         xielu=_xielu(mlp),
@@ -230,10 +228,8 @@ def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
     )
 
 
-def _norm(module: object, sizes: StackSizes) -> torch.Tensor | None:
+def _norm(module: object) -> torch.Tensor | None:
     module = module.norm if isinstance(module, NormOfBefore) else module
-    if isinstance(module, LayerNorm) and module.weight is None:
-        return torch.ones(sizes.hidden_size, dtype=sizes.dtype)
     return module.weight if isinstance(module, LayerNorm | RMSNorm) else None
 
 

@@ -20,7 +20,7 @@ from bulkrun.models.decoder.attention import Rotary
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layer_inputs import LayerInputEmbedding
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, empty_parameter
-from bulkrun.models.decoder.norms import norm_of
+from bulkrun.models.decoder.norms import RMSNorm, norm_of
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import query_growth, rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
@@ -41,6 +41,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
+        self.embed_norm = RMSNorm(config, config.hidden_size) if config.norms_embeddings else None
         self.embeds_in: torch.dtype | None = None  # what embeddings become, where it is not their weight's own dtype
         layers = (DecoderLayer(config, layer) for layer in range(config.num_layers))
         inputs = config.layer_inputs
@@ -157,6 +158,8 @@ class Decoder(nn.Module):
 
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
         embeds_TE = F.embedding(input_ids_T, self.embed_weight).to(self.dtype)
+        if self.embed_norm is not None:
+            embeds_TE = self.embed_norm(embeds_TE)
         if self.config.embedding_multiplier == 1.0:
             return embeds_TE
         # rounded as the embeddings are: the models were trained with that

@@ -32,17 +32,17 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalization of what is left without the mean, with a weight [E] and a bias [E] where the family has them."""
+    """Normalization of what is left without the mean, with a weight [E] and perhaps a bias [E]."""
 
     def __init__(self, config: DecoderConfig, size: int) -> None:
         super().__init__()
-        self.weight = empty_parameter(size) if config.norm_weights else None
+        self.weight = empty_parameter(size)
         self.bias = empty_parameter(size) if config.norm_biases else None
         self.eps = config.rms_norm_eps
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        return F.layer_norm(x_TE, x_TE.shape[-1:], self.weight, self.bias, self.eps)
+        return F.layer_norm(x_TE, self.weight.shape, self.weight, self.bias, self.eps)
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None

@@ -16,6 +16,7 @@ from bulkrun.models.loading.row_orders import (
     QKV_BY_SHARD,
     gates_first,
     halves_first,
+    halves_swapped,
     qkv_order,
 )
 from bulkrun.models.loading.target import Orders, Target, norm_target, parts_of, whole
@@ -27,7 +28,8 @@ def attention_targets(prefix: str, attention: Attention, config: DecoderConfig) 
     """Those of a layer; their names begin with the prefix."""
     yield from parts_of(prefix, attention.qkv_proj, *_parts(attention, config))
     yield from parts_of(prefix, attention.o_proj, {"o_proj": config.hidden_size})
-    yield from _qk_norm_targets(prefix, attention, config)
+    if config.norm_weights:
+        yield from _qk_norm_targets(prefix, attention, config)
     if attention.head_gates is not None:
         yield f"{prefix}g_proj.weight", whole(attention.head_gates.weight)
     if attention.sinks is not None:
@@ -41,16 +43,17 @@ def _parts(attention: Attention, config: DecoderConfig) -> tuple[dict[str, int],
     if config.architecture in (*FUSED_QKV, *QKV_BY_KEY_HEAD, *QKV_BY_SHARD):
         order = qkv_order(config)
         return {"qkv_proj": q_size + 2 * kv_size}, {} if order is None else {"qkv_proj": order}
-    parts, orders = {"q_proj": q_size}, {}
+    parts: dict[str, int] = {"q_proj": q_size}
+    orders: dict[str, torch.Tensor] = {}
     if attention.has_own_keys:
         parts |= {"k_proj": kv_size} if attention.keys_are_values else {"k_proj": kv_size, "v_proj": kv_size}
     if attention.has_gate and config.architecture in GATES_APART:
         parts = {"gate_proj": q_size, **parts}
     elif attention.has_gate:
         parts["q_proj"], orders["q_proj"] = 2 * q_size, gates_first(config)
-    if config.turns_neighbours:
-        orders["q_proj"] = halves_first(config, config.num_heads)
-        orders["k_proj"] = halves_first(config, config.num_kv_heads)
+    if config.turns_neighbours or config.turns_backwards:
+        turned = halves_first if config.turns_neighbours else halves_swapped
+        orders["q_proj"], orders["k_proj"] = turned(config, config.num_heads), turned(config, config.num_kv_heads)
     return parts, orders
 
 

@@ -159,6 +159,7 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "Lfm2MoeForCausalLM": _LFM2,
     "Lfm3ForCausalLM": _LFM3,
     "MiniMaxM2ForCausalLM": _MINIMAX,
+    "NanoChatForCausalLM": {"fc1": "up_proj", "fc2": "down_proj"},
     "NemotronHForCausalLM": _NEMOTRON,
     "OlmoHybridForCausalLM": _OLMO_HYBRID,
     "PhiForCausalLM": _PHI,

@@ -30,11 +30,18 @@ def fill_with_random_weights(model: Decoder) -> None:
             store_quantized(noise, parameter.data, scales[parameter])
         else:
             parameter.normal_(std=_STD, generator=generator)
+    fill_norms(model)
     for module in model.modules():
-        if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm | CenteredQKNorm) and module.weight is not None:
-            module.weight.fill_(1.0)
-        elif isinstance(module, DecoderLayer) and module.scale is not None:
+        if isinstance(module, DecoderLayer) and module.scale is not None:
             module.scale.fill_(1.0)
+
+
+@torch.no_grad()
+def fill_norms(model: Decoder) -> None:
+    """Fill the weights of norms with ones: what they are where a family's checkpoints have none."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm | CenteredQKNorm):
+            module.weight.fill_(1.0)
 
 
 def _fill_codes(module: FourBitWeights, generator: torch.Generator) -> None:

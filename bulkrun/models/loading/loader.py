@@ -29,7 +29,7 @@ from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.adapted_tensors import on_text_model
 from bulkrun.models.loading.adapter import LowRank
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
-from bulkrun.models.loading.dummy_weights import fill_with_random_weights
+from bulkrun.models.loading.dummy_weights import fill_norms, fill_with_random_weights
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.narrow_weights import hold_in_bfloat16
 from bulkrun.models.loading.projection_forms import form_projections
@@ -124,6 +124,8 @@ def _take_memory(model: Decoder, device: torch.device, *, can_quantize: bool) ->
         model._apply(lambda tensor: _empty(tensor, device))  # type: ignore[no-untyped-call]
     except (torch.OutOfMemoryError, OSError) as error:
         raise does_not_fit(num_bytes, device, first_line(error), can_quantize=can_quantize) from None
+    if not model.config.norm_weights:
+        fill_norms(model)
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
 

@@ -22,7 +22,7 @@ def reordered_projections(config: DecoderConfig) -> set[str]:
     """The projections of a layer whose rows are in another order here than in a checkpoint, by their names."""
     has_gates_within = config.gates_attention and config.architecture not in GATES_APART
     is_regrouped = config.architecture in QKV_BY_KEY_HEAD and config.num_kv_heads > 1
-    are_reordered = has_gates_within or config.turns_neighbours or is_regrouped
+    are_reordered = has_gates_within or config.turns_neighbours or config.turns_backwards or is_regrouped
     reordered = {"attention.qkv_proj"} if are_reordered else set()
     if config.latent is not None and config.turns_neighbours:
         reordered |= {"attention.q_b_proj"}
@@ -42,6 +42,12 @@ def halves_first(config: DecoderConfig, num_heads: int) -> torch.Tensor:
     turning = max(turns, default=0)
     of_head = torch.arange(config.head_dim)
     of_head = torch.cat((of_head[:turning:2], of_head[1:turning:2], of_head[turning:]))
+    return (torch.arange(num_heads)[:, None] * config.head_dim + of_head).flatten()
+
+
+def halves_swapped(config: DecoderConfig, num_heads: int) -> torch.Tensor:
+    """Of heads that turn backwards: of each head its second half, then its first, which then turn forwards."""
+    of_head = torch.arange(config.head_dim).roll(config.head_dim // 2)
     return (torch.arange(num_heads)[:, None] * config.head_dim + of_head).flatten()
 
 

@@ -169,11 +169,12 @@ def _mlp_targets(prefix: str, mlp: MLP | PlainMLP, config: DecoderConfig) -> Ite
 
 
 def _norm_parts(prefix: str, norm: object, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    if not config.norm_weights:
+        return
     if isinstance(norm, RMSNorm):
         yield f"{prefix}weight", norm_target(norm, config)
         return
     assert isinstance(norm, LayerNorm), "a family whose files have such a norm has it"
-    if norm.weight is not None:
-        yield f"{prefix}weight", Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
+    yield f"{prefix}weight", Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
     if norm.bias is not None:
         yield f"{prefix}bias", whole(norm.bias)

@@ -27,7 +27,7 @@ STACKED = [
     "llama_tied", "llama_mqa", "llama_biases", "llama_head_dim_80", "llama_rope_yarn", "mistral_sliding",
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
     "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2", "apertus",
-    "arcee_whole", "falcon", "falcon_new", "gpt_neox_whole", "nemotron", "olmo", "stablelm",
+    "arcee_whole", "falcon", "falcon_new", "gpt_neox_whole", "nanochat", "nemotron", "olmo", "stablelm",
 ]  # fmt: skip
 NOT_STACKED = [
     "qwen3_moe",

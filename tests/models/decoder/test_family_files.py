@@ -115,6 +115,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("codegen", {"n_inner": None, "activation_function": "gelu", "tie_word_embeddings": False}),
         ("jais2", {"attention_bias": False, "mlp_bias": False, "rope_theta": 5e5, "layer_norm_eps": 1e-3}),
         ("nemotron", {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 1.0, "norm_eps": 1e-3}),
+        ("nanochat", {"attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 1e-3}),
         ("olmo", {"attention_bias": True, "num_key_value_heads": 6, "tie_word_embeddings": True}),
         ("phi", {"partial_rotary_factor": 0.25, "hidden_act": "gelu", "layer_norm_eps": 1e-3}),
         ("stablelm", {"rope_parameters": None, "partial_rotary_factor": 1.0, "use_qkv_bias": True}),

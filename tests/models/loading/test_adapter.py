@@ -83,6 +83,7 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("falcon_new", {"target_modules": ["query_key_value", "dense_4h_to_h"], "modules_to_save": ["ln_attn"]}),
         ("codegen", {"target_modules": ["qkv_proj", "out_proj", "fc_in"], "use_dora": True}),
         ("phi", {"target_modules": [*QKV, "dense", "fc2"], "modules_to_save": ["input_layernorm", "lm_head"]}),
+        ("nanochat", {"target_modules": [*QKV, "o_proj", "fc1"], "use_dora": True}),
         ("stablelm_beside", ALL | {"modules_to_save": ["q_layernorm"]}),
         ("afmoe", {"target_modules": [*QKV, "o_proj"]}),
         ("hunyuan_moe", {"target_modules": [*QKV, "o_proj"]}),
