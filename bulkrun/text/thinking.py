@@ -131,7 +131,7 @@ class ThinkingConstraint:
         text = self._markers.text(self._seen).lstrip()
         if text.startswith(self._markers.start):
             self._begin_thoughts()
-            return None
+            return self._think(text.removeprefix(self._markers.start))
         if self._markers.start.startswith(text):
             return None
         self._answer = self._trial
@@ -145,6 +145,14 @@ class ThinkingConstraint:
         self._begun = None
         self._tail: list[int] = []
         self._fill, self._accept, self._force = self._fill_thinking, self._accept_thinking, self._force_thinking
+
+    def _think(self, rest: str) -> str | None:
+        """What the token that completed the start marker holds beyond it."""
+        _, end, answer = rest.partition(self._markers.end)
+        if end:
+            return self._end_thoughts(answer.lstrip())
+        self._tail = self._markers.ids(rest) if rest else []
+        return None
 
     def _fill_thinking(self, mask: memoryview[int]) -> bool:
         if self._max_tokens is not None and self._num_thoughts >= self._max_tokens:
@@ -214,12 +222,18 @@ def _forbid_all(mask: memoryview[int]) -> None:
 def _allow_all_but(mask: memoryview[int], token_ids: Sequence[int]) -> None:
     mask[:] = memoryview(b"\xff" * mask.nbytes).cast("i")
     for token_id in token_ids:
-        if token_id // 32 < len(mask):  # a tokenizer may have more tokens than its model
+        if _is_known(mask, token_id):
             mask[token_id // 32] &= ~_bit(token_id)
 
 
 def _allow(mask: memoryview[int], token_id: int) -> None:
-    mask[token_id // 32] |= _bit(token_id)
+    if _is_known(mask, token_id):
+        mask[token_id // 32] |= _bit(token_id)
+
+
+def _is_known(mask: memoryview[int], token_id: int) -> bool:
+    """A tokenizer may have more tokens than its model."""
+    return token_id // 32 < len(mask)
 
 
 def _bit(token_id: int) -> int:

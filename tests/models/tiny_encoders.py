@@ -90,6 +90,8 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralForSequenceClassification", {"num_key_value_heads": 2, "num_local_experts": 4}),
     "qwen2_both_ways": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2, "is_causal": False}),
     "gpt2": ("GPT2ForSequenceClassification", {}),
+    "gpt_neox": ("GPTNeoXForSequenceClassification", {"pad_token_id": 0}),
+    "falcon": ("FalconForSequenceClassification", {"pad_token_id": 0, "ffn_hidden_size": 64}),
 }
 OWN_DECODERS = (
     "qwen2",
@@ -99,6 +101,8 @@ OWN_DECODERS = (
     "gemma2",
     "phi3",
     "mixtral",
+    "gpt_neox",
+    "falcon",
 )  # of these what the engine's decoder runs
 
 

@@ -218,3 +218,31 @@ def test_the_budget_of_a_channel_ends_with_the_whole_beginning_of_the_answer(tmp
             assert allowed_tokens(made, channels.vocab_size) == list(made.forced_tokens()) == [token_id]
             assert made.accept(token_id) is None
         assert (allowed_tokens(made, channels.vocab_size) is None) == (structured is None)
+
+
+def test_markers_beyond_the_models_vocabulary_are_allowed_to_nobody(tokenizer: Tokenizer) -> None:
+    """A tokenizer may have more tokens than its model: then nothing may come next, which fails this row alone."""
+    made = constraint(tokenizer, 1, prompt="<think>")
+    assert made.accept(0) is None
+    mask = memoryview(bytearray(4)).cast("i")
+    assert made.fill_mask(mask)
+    [forced] = made.forced_tokens()
+    assert mask[0] & 0xFFFFFFFF == (1 << forced if forced < 32 else 0)
+
+
+def test_thoughts_that_end_in_the_token_that_begins_them_are_over(tmp_path: Path) -> None:
+    texts = ["f() g() h()"] * 20
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    tokenizer = Tokenizer.from_dir(small_tokenizers.save(tmp_path, backend, {}))
+    both = backend.token_to_id("()")
+    assert both is not None
+    sampling = SamplingParams(thinking=Thinking("(", ")", 2))
+    made = token_constraint_factory(tokenizer)(sampling, tokenizer.encode_batch(["f"], False)[0])
+    assert made is not None and made.accept(both) is None
+    for token_id in tokenizer.encode_batch(["ghfgh"], False)[0]:
+        assert allowed_tokens(made, tokenizer.vocab_size) is None, "nothing binds the answer"
+        assert made.accept(token_id) is None

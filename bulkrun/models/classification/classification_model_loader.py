@@ -13,6 +13,7 @@ from bulkrun.models.classification.classification_model import ClassificationMod
 from bulkrun.models.classification.decoder_classifier import load_decoder_classifier
 from bulkrun.models.classification.head import TransformersHead
 from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.embedding.encoder_loader import errors_named, fast_encoder, load_transformer, refuse_unfit
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
@@ -41,6 +42,11 @@ def load_classification_model(
     own = load_decoder_classifier(path, config, activation, options)
     if own is not None:
         return own
+    if isinstance(config.model, DecoderConfig) and config.model.stored_quantization is not None:
+        raise ModelError(
+            f"{path}: weights stored in {config.model.stored_quantization.summary} are not read for this model's head; "
+            "use its bfloat16, float16 or float32 checkpoint"
+        )
     refuse_unfit(path, options)
     with errors_named(f"{path}: {config.model.architecture} is not supported", options.device):
         model: Any = load_transformer(

@@ -26,6 +26,8 @@ from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.tensor_names import SCORE
 from bulkrun.settings import ScoreActivation
 
+_THAT_HEAD_TOO = ("FalconForSequenceClassification", "GPTNeoXForSequenceClassification")  # in classes of their own
+
 
 def load_decoder_classifier(
     path: Path, config: ClassificationConfig, activation: ScoreActivation, options: LoadOptions
@@ -55,8 +57,10 @@ def load_decoder_classifier(
 
 
 def _has_that_head(known: transformers.PretrainedConfig) -> bool:
-    classes = [getattr(transformers, classifier_of(name), None) for name in known.architectures or ()]
-    return any(isinstance(one, type) and issubclass(one, GenericForSequenceClassification) for one in classes)
+    names = [classifier_of(name) for name in known.architectures or ()]
+    classes = [getattr(transformers, name, None) for name in names]
+    are_generic = (isinstance(one, type) and issubclass(one, GenericForSequenceClassification) for one in classes)
+    return any(are_generic) or any(name in _THAT_HEAD_TOO for name in names)
 
 
 def _linear(weight_CE: torch.Tensor) -> Head:

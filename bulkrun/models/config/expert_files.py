@@ -17,8 +17,11 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def of_ernie_moe(raw: _Keys) -> _Keys:
     """ERNIE 4.5's mixtures: names of their own; every so many layers are sparse, between a first and a last one.
 
-    Raises ModelError for biases, which no published file asks for and which its head would have too.
+    Raises ModelError for biases, which no published file asks for and which its head would have too, and for weights of
+    experts that are divided by no less than a number.
     """
+    if (raw.get("moe_norm_min") or 0.0) > 1e-6:
+        raise ModelError(f"moe_norm_min {raw['moe_norm_min']} is not supported; 1e-12 is")
     if raw.get("use_bias"):
         raise ModelError("use_bias true is not supported in a mixture of experts; false is")
     size, num_shared = raw.get("moe_intermediate_size", 1536), raw.get("moe_num_shared_experts", 2)

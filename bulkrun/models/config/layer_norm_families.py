@@ -12,6 +12,7 @@ from bulkrun.models.config.layer_norm_files import (
     of_falcon,
     of_gpt_neox,
     of_nemotron4,
+    of_olmo,
     of_phi,
     of_stablelm,
     of_starcoder,
@@ -169,6 +170,7 @@ LAYER_NORMS: dict[str, Family] = {
         {"attention_bias": False, "clip_qkv": None, **_EPS},
         are_centered=True,
         norm_weights=False,
+        in_common_words=of_olmo,
     ),
     "PhiForCausalLM": Family(
         "phi",

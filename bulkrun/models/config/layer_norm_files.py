@@ -142,6 +142,11 @@ def of_nemotron4(raw: _Keys) -> _Keys:
     return _renamed(raw, {"norm_eps": "rms_norm_eps"})
 
 
+def of_olmo(raw: _Keys) -> _Keys:
+    """OLMo 1: the number in norms is in its code."""
+    return {**raw, "rms_norm_eps": 1e-5}
+
+
 def of_phi(raw: _Keys) -> _Keys:
     """Phi. Raises ModelError for norms of heads, which no published file asks for."""
     if raw.get("qk_layernorm"):

@@ -15,7 +15,7 @@ from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.adapter import Adapter, base_name
 from bulkrun.models.loading.common_names import common_name
 from bulkrun.models.loading.stored_weights import BODY, is_ignored, text_name
-from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS
+from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, HEAD_BIAS, OF_HEADS
 
 _OF_VOCABULARY = (EMBEDDING, HEAD)
 
@@ -42,7 +42,7 @@ def on_text_model(
     grown = next((one for one in _vocabulary(adapter).values() if one.shape[:1] != (config.vocab_size,)), None)
     if grown is not None:
         config = dataclasses.replace(config, vocab_size=grown.shape[0])
-        tensors = {name: one for name, one in tensors.items() if name not in _OF_VOCABULARY}
+        tensors = {name: one for name, one in tensors.items() if name not in (*_OF_VOCABULARY, HEAD_BIAS)}
         tensors |= _grown_vocabulary(adapter, grown, config, has_head=has_head)
     elif has_head and config.tie_word_embeddings and EMBEDDING in tensors and adapter.names & {*_OF_VOCABULARY}:
         tensors.setdefault(HEAD, tensors[EMBEDDING]._replace(name=HEAD))
@@ -60,14 +60,15 @@ def _vocabulary(adapter: Adapter) -> dict[str, StoredTensor]:
 def _grown_vocabulary(
     adapter: Adapter, grown: StoredTensor, config: DecoderConfig, *, has_head: bool
 ) -> dict[str, StoredTensor]:
-    """The embedding and the head of a vocabulary of another size, from the adapter: the base's are too short.
+    """The embedding and the head, with its bias, of a vocabulary of another size, from the adapter.
 
-    Of a head that is the embedding it need hold one: what is added to one of them in training leaves the other as it
-    is. Raises ModelError where it does not hold what is needed.
+    The base's are too short. Of a head that is the embedding it need hold one: what is added to one of them in training
+    leaves the other as it is. Raises ModelError where it does not hold what is needed.
     """
-    needed = (EMBEDDING, HEAD) if has_head else (EMBEDDING,)
-    shared = {name: grown._replace(name=name) for name in needed} if config.tie_word_embeddings else {}
-    own = shared | {name: one for name, one in _vocabulary(adapter).items() if name in needed}
+    matrices = (EMBEDDING, HEAD) if has_head else (EMBEDDING,)
+    needed = (*matrices, HEAD_BIAS) if has_head and config.has_head_bias else matrices
+    shared = {name: grown._replace(name=name) for name in matrices} if config.tie_word_embeddings else {}
+    own = shared | {name: one for name, one in adapter.whole.items() if name in needed}
     if missing := [name for name in needed if name not in own]:
         raise ModelError(
             f"{adapter.path}: its vocabulary has {grown.shape[0]} tokens, and it lacks {missing[0]} of that size: PEFT "

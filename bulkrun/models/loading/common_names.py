@@ -154,7 +154,7 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "HunYuanDenseV1ForCausalLM": _HUNYUAN,
     "HunYuanMoEV1ForCausalLM": _HUNYUAN | {"gate.wg": "gate"},
     "HyperCLOVAXForCausalLM": _HYPERCLOVAX,
-    "KimiLinearForCausalLM": _SCORE_BIAS | {"block_sparse_moe": "mlp"},
+    "KimiLinearForCausalLM": _SCORE_BIAS | {"block_sparse_moe": "mlp", "self_attn.forget_gate": "self_attn"},
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,
     "Lfm3ForCausalLM": _LFM3,

@@ -35,7 +35,7 @@ class _Prefixes(NamedTuple):
 HEAD_MODULE = "lm_head."
 SCORE = "score.weight"  # of decoders that classify
 OF_HEADS = (HEAD_MODULE, "score.")  # what is left out where hidden states are wanted alone
-EMBEDDING, HEAD = "model.embed_tokens.weight", f"{HEAD_MODULE}weight"
+EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", f"{HEAD_MODULE}weight", f"{HEAD_MODULE}bias"
 _FUSED_GATE_UP = (  # gate and up in one
     "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeSWAForCausalLM",
     "GlmForCausalLM", "Glm4ForCausalLM",
@@ -94,8 +94,8 @@ def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tupl
     if not config.tie_word_embeddings:
         assert isinstance(model.lm_head, Linear), "only a tied head is dropped"
         yield HEAD, whole(model.lm_head.weight)
-        if model.lm_head.bias is not None:
-            yield f"{HEAD_MODULE}bias", whole(model.lm_head.bias)
+    if isinstance(model.lm_head, Linear) and model.lm_head.bias is not None:
+        yield HEAD_BIAS, whole(model.lm_head.bias)
     if model.layer_inputs is not None:
         yield from embedding_targets(model.layer_inputs)
     for i, layer in enumerate(model.layers):

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.classification import decoder_classifier
 from bulkrun.models.classification.classification_model import ClassificationModel
 from bulkrun.models.classification.classification_model_loader import load_classification_model
 from bulkrun.models.config.classification_config import ClassificationConfig
@@ -109,18 +110,37 @@ def test_more_labels_than_outputs_are_refused(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize(("save", "form"), [(save_tiny_quantized, "ct_channel"), (save_tiny_packed, "awq")])
-def test_decoders_that_are_stored_quantized_classify(save: Any, form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("save", "form", "variant"),
+    [
+        (save_tiny_quantized, "ct_channel", "qwen3"),
+        (save_tiny_packed, "awq", "qwen3"),
+        (save_tiny_quantized, "block", "gpt_neox"),
+    ],
+)
+def test_decoders_that_are_stored_quantized_classify(save: Any, form: str, variant: str, tmp_path: Path) -> None:
     """As the same weights dequantized do in transformers; of those the head is none."""
-    stored, plain = save(tmp_path, "qwen3", form)
+    stored, plain = save(tmp_path, variant, form)
     head = torch.randn(3, 48, generator=torch.Generator().manual_seed(1)) / 7
     for path in (stored, plain):
         edit_weights(path, score__weight=head, lm_head__weight=None)
         raw = json.loads((path / "config.json").read_text())
-        names = {"id2label": {"0": "a", "1": "b", "2": "c"}, "architectures": ["Qwen3ForSequenceClassification"]}
+        classifier = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+        names = {"id2label": {"0": "a", "1": "b", "2": "c"}, "architectures": [classifier]}
         (path / "config.json").write_text(json.dumps(raw | names))
     expected = class_logits(plain, texts())
     torch.testing.assert_close(load(stored, "none")(texts()), expected, rtol=0, atol=1e-4)
+
+
+def test_quantized_weights_do_not_reach_transformers_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes the last block of a matrix for a whole one, where the head is not known here."""
+    monkeypatch.setattr(decoder_classifier, "_THAT_HEAD_TOO", ())
+    stored, _ = save_tiny_quantized(tmp_path, "gpt_neox", "block")
+    raw = json.loads((stored / "config.json").read_text())
+    names = {"id2label": {"0": "a", "1": "b", "2": "c"}, "architectures": ["GPTNeoXForSequenceClassification"]}
+    (stored / "config.json").write_text(json.dumps(raw | names))
+    with pytest.raises(ModelError, match=r"weights stored in .* are not read for this model's head; use its bfloat16"):
+        load(stored)
 
 
 def test_a_decoders_head_is_there_and_of_the_labels(tmp_path: Path) -> None:

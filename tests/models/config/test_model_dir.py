@@ -318,6 +318,8 @@ def test_no_generation_config_suggests_nothing(tmp_path: Path) -> None:
             {"suppress_tokens": [3], "num_beams": 4, "stop_strings": "x"},
             ["suppress_tokens", "stop_strings", "num_beams"],
         ),
+        ({"min_length": 0, "encoder_repetition_penalty": 1.0, "watermarking_config": None}, []),
+        ({"min_length": 20, "encoder_repetition_penalty": 5.0}, ["min_length", "encoder_repetition_penalty"]),
     ],
 )
 def test_what_a_generation_config_asks_in_vain(raw: dict[str, Any], ignored: list[str], tmp_path: Path) -> None:

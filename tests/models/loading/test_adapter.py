@@ -83,6 +83,7 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("falcon_new", {"target_modules": ["query_key_value", "dense_4h_to_h"], "modules_to_save": ["ln_attn"]}),
         ("codegen", {"target_modules": ["qkv_proj", "out_proj", "fc_in"], "use_dora": True}),
         ("phi", {"target_modules": [*QKV, "dense", "fc2"], "modules_to_save": ["input_layernorm", "lm_head"]}),
+        ("kimi_linear", {"target_modules": ["f_a_proj", "f_b_proj", "o_proj"]}),  # modules deeper than names of tensors
         ("nanochat", {"target_modules": [*QKV, "o_proj", "fc1"], "use_dora": True}),
         ("stablelm_beside", ALL | {"modules_to_save": ["q_layernorm"]}),
         ("afmoe", {"target_modules": [*QKV, "o_proj"]}),
@@ -157,6 +158,8 @@ def save_grown(folder: Path, variant: str, **lora: Any) -> tuple[Path, Any]:
         ("llama_tied", {"target_modules": ["embed_tokens", "q_proj"]}),  # the head is what the embedding was
         ("llama_tied", {"target_modules": ["lm_head", "q_proj"]}),
         ("gemma3", {"target_modules": ["embed_tokens"]}),
+        ("phi", {"target_modules": QKV, "modules_to_save": ["embed_tokens", "lm_head"]}),  # heads with a bias
+        ("gptj", {"target_modules": QKV, "modules_to_save": ["wte", "lm_head"]}),
     ],
 )
 def test_a_vocabulary_that_grew_in_training_is_the_models(variant: str, lora: dict[str, Any], tmp_path: Path) -> None:
