@@ -23,6 +23,7 @@ ScoreActivation = Literal["softmax", "sigmoid", "none"]
 
 # What None stands for, where neither model nor memory decide.
 DEFAULT_BLOCK_SIZE = 16
+MIN_MODEL_LEN = 2  # a prompt token and an output token
 DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 1024})
 DEFAULT_ENCODER_TOKENS = 32_768  # of a step on a GPU: a small encoder's takes less time than to launch it
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 8192})

@@ -26,12 +26,12 @@ from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
+    MIN_MODEL_LEN,
     Batching,
     EngineArgs,
 )
 
 MIN_BLOCKS = 2  # the null block and one to use
-MIN_MODEL_LEN = 2  # a prompt token and an output token
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 _MIB = 2**20
 

@@ -45,6 +45,7 @@ from bulkrun.launch.preparation.input_files import (
 )
 from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
 from bulkrun.launch.preparation.origin import model_facts, prompt_facts
+from bulkrun.launch.preparation.pool import refuse_small_pool
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import (
     check_bad_words,
@@ -218,6 +219,7 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     check_bad_words(spec, tokenizer)
     check_calls(spec)
     model.model_len(spec.engine.max_model_len)
+    refuse_small_pool(spec.engine, model)
     own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
     _check_token_ids(spec.sampling, max(model.vocab_size, own))
     return PreparedJob(with_defaults(spec, model_dir), model_dir, adapter, model, tokenizer, files)

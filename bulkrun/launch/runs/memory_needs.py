@@ -7,11 +7,10 @@ from pathlib import Path
 
 from bulkrun.errors import ModelError
 from bulkrun.job.plan.report import PlanCounters
+from bulkrun.launch.preparation.pool import ITEMSIZE
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.weight_files import weight_files
-
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class MemoryNeeds:
         weight_bytes = None if engine.load_format == "dummy" else _weight_bytes(prepared.model_dir)
         if not prepared.spec.generates:
             return cls(weight_bytes, kv_dtype, None, None)
-        token = model.kv_size * _ITEMSIZE[kv_dtype]
+        token = model.kv_size * ITEMSIZE[kv_dtype]
         kind = model.recurrence if isinstance(model, DecoderConfig) else None
-        state = 0 if kind is None else kind.bytes_per_sequence(_ITEMSIZE[dtype])
+        state = 0 if kind is None else kind.bytes_per_sequence(ITEMSIZE[dtype])
         row = state + token * _mean_row(counters, prepared.spec.sampled.generations)
         return cls(weight_bytes, kv_dtype, token, row, state)
 

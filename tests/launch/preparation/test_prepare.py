@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from bulkrun.engine.config import EngineConfig
 from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError, UsageError
+from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.launch.preparation.pool import refuse_small_pool
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.settings import EngineArgs
 from tests.s3_server import Bucket
 
 
@@ -182,3 +189,33 @@ def test_weights_that_are_not_there_are_said_before_a_run_is_made_of_them(
     with pytest.raises(ModelError, match=said):
         prepare(job_of(job)).record(None)
     assert prepare(job_of(job | {"engine": {"load_format": "dummy"}})).record(None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "fits"),
+    [
+        ({"kv_cache_memory_bytes": 1000}, False),
+        ({"kv_cache_memory_bytes": 10**9}, True),
+        ({"kv_cache_memory_bytes": 10**9, "max_model_len": 40}, True),
+        ({"kv_cache_memory_bytes": 50_000, "max_model_len": 40}, False),
+        ({}, True),
+    ],
+)
+def test_a_pool_that_holds_no_sequence_is_refused_before_anything_is_loaded(engine: dict[str, int], fits: bool) -> None:
+    job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    if fits:
+        prepare(job_of({**job, "engine": engine}))
+        return
+    with pytest.raises(UsageError, match=r"^engine\.kv_cache_memory_bytes: \d+ bytes do not hold one sequence of"):
+        prepare(job_of({**job, "engine": engine}))
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_what_is_refused_before_is_what_the_engine_refuses(spare: int) -> None:
+    model = ModelConfig.from_dir(Path("model"))
+    least = 4 * 8 * model.kv_size * 4  # blocks of 8 tokens in float32, one of them always empty
+    args = {"kv_cache_memory_bytes": least - spare, "max_model_len": 20, "block_size": 8, "dtype": "float32"}
+    with pytest.raises(UsageError) if spare else nullcontext():
+        refuse_small_pool(EngineSpec(**args), model)
+    with pytest.raises(UsageError) if spare else nullcontext():
+        EngineConfig.resolve(model, torch.float32, torch.device("cpu"), EngineArgs(**args))
