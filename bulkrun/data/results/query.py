@@ -18,6 +18,7 @@ import pyarrow as pa
 from bulkrun.data.results.parts import partition_types
 from bulkrun.data.storage.durable import ADVICE
 from bulkrun.data.storage.partitions import find_parts, sql_type
+from bulkrun.data.storage.shortages import MORE, is_shortage
 from bulkrun.data.tables.duck import NotASelect, interruptible, locked_connection, single_select, view_of_parquet
 from bulkrun.errors import BulkrunError, RunError, UsageError, first_line
 from bulkrun.scratch import Scratch
@@ -73,12 +74,10 @@ def _shortages() -> Iterator[None]:
     """Raise BulkrunError where DuckDB finds no memory to begin with, or no thread."""
     try:
         yield
-    except (MemoryError, duckdb.OutOfMemoryException, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "thread" not in str(error):
+    except (MemoryError, RuntimeError, duckdb.Error) as error:
+        if not is_shortage(error):
             raise
-        raise BulkrunError(
-            f"query: {first_line(error)}; give the process more memory or threads (`ulimit -v`, `ulimit -u`)"
-        ) from error
+        raise BulkrunError(f"query: {first_line(error)}; {MORE}") from error
 
 
 def _advice(error: Exception, said: str) -> str | None:

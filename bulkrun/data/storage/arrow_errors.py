@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bulkrun.data.storage.durable import disk_errors
+from bulkrun.data.storage.shortages import MORE, is_shortage
 from bulkrun.errors import BulkrunError, first_line
 
 
@@ -20,10 +21,10 @@ def is_disk_error(error: Exception) -> bool:
 
 def refuse_shortage(error: Exception, path: object) -> None:
     """Raise BulkrunError where memory or a thread was missing, which tells nothing of the file."""
-    if isinstance(error, MemoryError) or "launch worker thread" in str(error):
+    if is_shortage(error):
         raise BulkrunError(
-            f"{path}: reading failed: {first_line(error)}; the file is as it was: give the process more memory or "
-            "threads (`ulimit -v`, `ulimit -u`), then run the same command again"
+            f"{path}: reading failed: {first_line(error)}; the file is as it was: {MORE}, then run the same command "
+            "again"
         ) from error
 
 

@@ -166,7 +166,7 @@ class SamplingSpec(Section):
         {},
         description="Sampling key -> input column that overrides it in rows where the column is not null or empty: "
         f"any of {', '.join(get_args(PerRow))}. Of structured_outputs a cell is a JSON schema, or {{choice: [...]}}, "
-        "{regex: ...}, {grammar: ...}; either may be text.",
+        "{regex: ...}, {grammar: ...}, {json: ...}; either may be text.",
     )
 
     @field_validator("logit_bias", mode="before")

@@ -1,4 +1,4 @@
-"""How many heads a decoder's queries and keys have, and of how many dimensions. Torch-free."""
+"""How many heads a decoder's queries and keys have, of how many dimensions, and how they are normalized. Torch-free."""
 
 from __future__ import annotations
 

@@ -29,6 +29,11 @@ from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
 
+_AS_THE_FAMILY = (  # flags of a model that no key of its files changes
+    "norm_biases", "norm_weights", "norm_offset", "norm_rounds_once", "norms_values", "norms_embeddings",
+    "has_mlp_gates", "has_head_bias", "has_sinks", "gates_attention", "gates_heads", "scales_layers", "turns_backwards",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -233,17 +238,10 @@ class DecoderConfig(ModelConfig):
             qk_norm=qk_norm_of(keys, family),
             norms=keys.get("norms", family.norms),
             are_centered=bool(keys.get("are_centered", family.are_centered)),
-            norm_biases=family.norm_biases,
-            norm_weights=family.norm_weights,
-            norm_offset=family.norm_offset,
-            norm_rounds_once=family.norm_rounds_once,
             activation=activation_of(keys, family),
-            has_mlp_gates=family.has_mlp_gates,
-            has_head_bias=family.has_head_bias,
             attention_scale=attention_scale(keys, head_dim),
             attention_soft_cap=keys.get("attn_logit_softcapping"),
             qkv_limit=keys.get("clip_qkv"),
-            has_sinks=family.has_sinks,
             logits_soft_cap=keys.get("final_logit_softcapping"),
             embedding_multiplier=embedding_multiplier(keys, family),
             residual_multiplier=keys.get("residual_multiplier", 1.0),
@@ -255,20 +253,15 @@ class DecoderConfig(ModelConfig):
             mlp_alone=_per_layer(keys, "mlp_alone"),
             attends_beside_states=bool(keys.get("attends_beside_states")),
             multipliers=multipliers_of(keys),
-            gates_attention=family.gates_attention,
-            gates_heads=family.gates_heads,
-            norms_values=family.norms_values,
             keys_are_values=_per_layer(keys, "keys_are_values"),
             mlp_sizes=_per_layer(keys, "mlp_sizes"),
             layer_inputs=layer_inputs_of(keys),
-            scales_layers=family.scales_layers,
             unlike_layers=unlike_layers,
             turns_neighbours=bool(keys.get("rope_interleave", family.turns_neighbours)),
-            turns_backwards=family.turns_backwards,
-            norms_embeddings=family.norms_embeddings,
             latent=latent,
             stored_quantization=quantization,
             is_causal=is_causal,
+            **{name: getattr(family, name) for name in _AS_THE_FAMILY},
             **common_facts(raw),
         )
 

@@ -183,3 +183,11 @@ class ProjectionQKNorm(nn.Module):
 def norm_of(config: DecoderConfig) -> RMSNorm | LayerNorm:
     """The family's kind, of hidden states."""
     return LayerNorm(config, config.hidden_size) if config.are_centered else RMSNorm(config, config.hidden_size)
+
+
+@torch.no_grad()
+def fill_norms(model: nn.Module) -> None:
+    """Fill the weights of a model's norms with ones: what they are where a family's checkpoints have none."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm | CenteredQKNorm):
+            module.weight.fill_(1.0)

@@ -6,7 +6,7 @@ import torch
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
-from bulkrun.models.decoder.norms import CenteredQKNorm, GatedRMSNorm, LayerNorm, RMSNorm
+from bulkrun.models.decoder.norms import fill_norms
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 from bulkrun.models.loading.quantization import store_quantized
 
@@ -34,14 +34,6 @@ def fill_with_random_weights(model: Decoder) -> None:
     for module in model.modules():
         if isinstance(module, DecoderLayer) and module.scale is not None:
             module.scale.fill_(1.0)
-
-
-@torch.no_grad()
-def fill_norms(model: Decoder) -> None:
-    """Fill the weights of norms with ones: what they are where a family's checkpoints have none."""
-    for module in model.modules():
-        if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm | CenteredQKNorm):
-            module.weight.fill_(1.0)
 
 
 def _fill_codes(module: FourBitWeights, generator: torch.Generator) -> None:

@@ -20,6 +20,7 @@ from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
+from bulkrun.models.decoder.norms import fill_norms
 from bulkrun.models.decoder.quantized_layers import QuantizedLinear
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors, release_pinned
@@ -29,7 +30,7 @@ from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.adapted_tensors import on_text_model
 from bulkrun.models.loading.adapter import LowRank
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
-from bulkrun.models.loading.dummy_weights import fill_norms, fill_with_random_weights
+from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.narrow_weights import hold_in_bfloat16
 from bulkrun.models.loading.projection_forms import form_projections

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,13 @@ def test_a_failed_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("call", ["read_metadata", "ParquetFile"])
 def test_a_disk_that_fails_is_not_a_damaged_part(
@@ -100,10 +108,8 @@ def test_a_disk_that_fails_is_not_a_damaged_part(
 ) -> None:
     write_part(tmp_path / "p", TABLE, INFO)
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(number, "Error reading bytes from file")  # as Arrow has it: with an errno, without a name
-
-    monkeypatch.setattr(pq, call, fail)
+    error = OSError(number, "Error reading bytes from file")  # as Arrow has it: with an errno, without a name
+    monkeypatch.setattr(pq, call, raising(error))
     with pytest.raises(RunError, match=rf"/p: reading failed: {os.strerror(number)}; .*run the same command again$"):
         list(read_part_columns(tmp_path / "p"))
 
@@ -118,10 +124,7 @@ def test_a_shortage_of_memory_or_threads_is_no_damage(
 ) -> None:
     write_part(tmp_path / "p", TABLE, INFO)
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(pq, call, fail)
+    monkeypatch.setattr(pq, call, raising(error))
     with pytest.raises(BulkrunError, match=r"/p: reading failed: .*; the file is as it was: give .*ulimit") as found:
         list(read_part_columns(tmp_path / "p"))
     assert not isinstance(found.value, RunError), "which a check of a run counts as damage"

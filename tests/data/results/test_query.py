@@ -161,8 +161,14 @@ def test_a_disk_that_fails_is_not_the_querys_mistake(run: Path, monkeypatch: pyt
         run_query(run, f"SELECT * FROM '{nowhere}'")
 
 
-@pytest.mark.parametrize("error", [duckdb.OutOfMemoryException("failure"), RuntimeError("can't start new thread")])
-@pytest.mark.parametrize("call", ["locked_connection", "interruptible"])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("locked_connection", duckdb.OutOfMemoryException("Out of Memory Error: Allocation failure")),
+        ("locked_connection", MemoryError("no room")),
+        ("interruptible", RuntimeError("can't start new thread")),
+    ],
+)
 def test_a_shortage_of_memory_or_threads_is_said(
     call: str, error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,5 +176,8 @@ def test_a_shortage_of_memory_or_threads_is_said(
         raise error
 
     monkeypatch.setattr(query, call, fail)
-    with pytest.raises(BulkrunError, match=r"query: (failure|can't start new thread)"):
+    with pytest.raises(BulkrunError, match=r"^query: .*(failure|no room|thread); give the process more memory or thr"):
+        run_query(run, "SELECT 1")
+    monkeypatch.setattr(query, call, lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         run_query(run, "SELECT 1")

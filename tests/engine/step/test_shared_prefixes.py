@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step import shared_prefixes
-from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.engine.step.shared_prefixes import MIN_GROUP_SIZE, SharedPrefixTable, find_groups, saved_tokens
 from bulkrun.engine.step.staging import HostStaging
 from bulkrun.ops.attention.metadata import PREFIX_UNIT, TILE_ROWS
@@ -133,23 +132,35 @@ def test_savings_are_counted_in_tiles_of_as_many_sequences_as_the_kernels(
     assert table._seqs_per_tile == packed_rows(TILE_ROWS, group)[1]
 
 
-def test_a_step_that_is_interrupted_leaves_no_prefixes_to_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler raises between the copy to the device and what the host keeps of it."""
+def test_a_step_that_is_interrupted_leaves_no_prefixes_to_later_ones(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's handler raises between the copy to the device and what the host keeps of it: the engine clears it."""
     table = SharedPrefixTable(64, 16, 32, HostStaging(torch.device("cpu")))
     seqs = [Sequence(Request(str(i), [1], SamplingParams()), arrival=i, max_model_len=9) for i in range(40)]
     for i, seq in enumerate(seqs):
         seq.block_table = [*range(1, 41), 100 + i]
-    copy = torch.Tensor.copy_
+    copy, engine = torch.Tensor.copy_, make_engine()
 
     def interrupted(*args: Any) -> torch.Tensor:
         copy(*args)
         raise KeyboardInterrupt
 
+    def compute(*_: object) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "copy_", interrupted)
+            table.update(ScheduledBatch(seqs=seqs, num_decode_seqs=len(seqs)))
+
+    monkeypatch.setattr(engine.model_runner, "prefixes", table)
+    monkeypatch.setattr(engine.model_runner, "compute", compute)
+    assert not table.view(64).prefix_lens_S.any()
+    seen: list[torch.Tensor] = []
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(torch.Tensor, "copy_", interrupted)
-        table.update(ScheduledBatch(seqs=seqs, num_decode_seqs=len(seqs)))
-    assert not table.groups and table.view(64).prefix_lens_S.any()
-    runner = ModelRunner.__new__(ModelRunner)
-    runner.prefixes = table
-    runner.forget_step()
+        patch.setattr(engine.model_runner, "forget_step", lambda: seen.append(table.view(64).prefix_lens_S.any()))
+        engine.add_request(Request("a", [5, 6, 7], SamplingParams(max_tokens=2)))
+        engine.step()
+    assert seen == [True], "it is written, and the host knows of no group"
+    assert not table.groups
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
     assert not table.view(64).prefix_lens_S.any() and not table.view(64).counts.any()

@@ -150,6 +150,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
             },
         ),
         ("cohere2_moe", {"mlp_layer_types": None, "num_shared_experts": 0}),
+        ("cohere2_moe", {"mlp_layer_types": None, "layer_types": [FULL] * 3}),  # no layer turns
         ("cohere2_moe", {"rms_norm_eps": 1e-3, "norm_topk_prob": False, "rope_theta": 5e4}),
         ("cwm", {"layer_types": None, "num_hidden_layers": 5, "rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("helium", {"attention_bias": True, "mlp_bias": True, "rope_theta": 1e5}),
