@@ -175,7 +175,8 @@ def _with_pool(
 
     Raises UsageError where a sequence of `needed` tokens finds no room.
     """
-    num_blocks = pool_bytes // block_bytes
+    most = 1 + draft.max_num_seqs * draft.max_blocks_per_seq
+    num_blocks = pool_bytes // block_bytes if block_bytes else most  # where no layer attends they hold nothing
     longest = max(num_blocks - 1, 0) * draft.block_size
     if longest < needed:
         where = explanation or f"engine.kv_cache_memory_bytes: {pool_bytes} bytes"

@@ -60,7 +60,7 @@ def graph_bytes(model: LanguageModel, config: EngineConfig, step_bytes: int) -> 
     step_bytes = max(0, step_bytes - config.num_state_rows * bytes_per_row(model.config, model.dtype))
     from bulkrun.ops.triton.partial_results import bytes_of_parts  # triton takes time to import, and a CPU needs none
 
-    heads, value_dim = model.config.num_heads, max(kv.value_dim for kv in model.config.layers_kv)
+    heads, value_dim = model.config.num_heads, max((kv.value_dim for kv in model.config.layers_kv), default=0)
     max_tokens = max_captured_tokens(model.config, config.max_num_batched_tokens, is_in_fp8=model.is_in_fp8)
     shapes = [*CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len)]
     parts = max(bytes_of_parts(one.max_decode_keys, one.num_decode_seqs, heads, value_dim) for one in shapes)

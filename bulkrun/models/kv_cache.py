@@ -32,8 +32,12 @@ class KVCache:
     Block 0 is the null block.
     """
 
-    k: list[torch.Tensor]  # per layer: [N, B, K, D]; K and D may be other ones in another layer
+    k: list[torch.Tensor]  # per layer: [N, B, K, D]; K and D may be other ones in another layer; none may attend
     v: list[torch.Tensor]  # the same; or the last dimensions of keys
+    num_blocks: int  # in the pool, the null block included
+    block_size: int  # tokens
+    dtype: torch.dtype  # of keys and values
+    device: torch.device
     num_touched_blocks: int = 0
     states: list[RecurrentState] = field(default_factory=list)  # of every layer that keeps one, in their order
 
@@ -64,9 +68,8 @@ class KVCache:
             return made
 
         k = per_layer()
-        if config.latent_dim is not None:
-            return cls(k=k, v=[keys[..., -config.latent_dim :] for keys in k])
-        return cls(k=k, v=per_layer())
+        v = per_layer() if config.latent_dim is None else [keys[..., -config.latent_dim :] for keys in k]
+        return cls(k, v, num_blocks, block_size, dtype, torch.device(device))
 
     def clear_blocks(self, block_ids: torch.Tensor) -> None:
         """Zero these blocks (int64) in every layer. By bytes, which are zero in every dtype: fp8 cannot be filled."""
@@ -78,7 +81,7 @@ class KVCache:
 
         New blocks are handed out in order, so `num_touched_blocks` tells those that have it.
         """
-        if num_blocks <= self.num_touched_blocks or not uses_compiled(self.k[0]):
+        if num_blocks <= self.num_touched_blocks or not self.k or not uses_compiled(self.k[0]):
             return
         end = min(num_blocks + -num_blocks % _TOUCHED_TOGETHER, self.num_blocks)
         by_size: dict[int, dict[int, torch.Tensor]] = {}
@@ -91,22 +94,7 @@ class KVCache:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Whole ones, each layer's."""
-        return self.k if are_in_keys(self.v[0], self.k[0]) else [*self.k, *self.v]
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self.k[0].shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of keys and values."""
-        return self.k[0].dtype
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool, the null block included."""
-        return self.k[0].shape[0]
+        return self.k if self.k and are_in_keys(self.v[0], self.k[0]) else [*self.k, *self.v]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

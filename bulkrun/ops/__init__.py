@@ -34,6 +34,7 @@ from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
 from bulkrun.ops.linear_attention.causal_conv import causal_conv as _causal_conv
 from bulkrun.ops.linear_attention.gated_delta_rule import gated_delta_rule as _gated_delta_rule
 from bulkrun.ops.linear_attention.gated_rms_norm import gated_rms_norm as _gated_rms_norm
+from bulkrun.ops.linear_attention.selective_scan import selective_scan as _selective_scan
 from bulkrun.ops.linear_attention.state_space import state_space as _state_space
 from bulkrun.ops.matmul.four_bit_linear import four_bit_linear as _four_bit_linear
 from bulkrun.ops.matmul.fp8_linear import Fp8Weight
@@ -78,6 +79,7 @@ packed_attention = by_device(_packed_attention)
 paged_attention = by_device(_paged_attention)
 quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
+selective_scan = by_device(_selective_scan)
 silu_mul = by_device(_silu_mul)
 state_space = by_device(_state_space)
 step_inputs = by_device(_step_inputs)
@@ -132,6 +134,7 @@ __all__ = [
     "rotary_cos_sin",
     "route_by_sigmoid",
     "route_top_k",
+    "selective_scan",
     "silu_mul",
     "state_space",
     "step_inputs",

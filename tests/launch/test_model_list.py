@@ -66,8 +66,8 @@ def test_an_encoder_is_described_with_its_vectors(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"], "state_size": 16}))
-    with pytest.raises(ModelError, match="MambaForCausalLM is not supported: layers that keep a state"):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ZambaForCausalLM"], "mamba_d_state": 16}))
+    with pytest.raises(ModelError, match="ZambaForCausalLM is not supported: layers that keep a state"):
         describe_model(str(tmp_path))
 
 

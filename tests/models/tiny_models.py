@@ -133,6 +133,18 @@ BAMBA = {
     "mamba_n_groups": 2,
 }
 
+_JAMBA = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 12,
+    "mamba_dt_rank": 7,
+}
+
+_MAMBA = {"state_size": 12, "time_step_rank": 5, "tie_word_embeddings": True}
+
 FALCON_H1 = {
     "mamba_d_ssm": 64,
     "mamba_n_heads": 4,
@@ -309,6 +321,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1_norm": (
         "FalconH1ForCausalLM",
         FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1, "mlp_bias": True},
+    ),
+    "jamba": ("JambaForCausalLM", _JAMBA),
+    "jamba_dense": (
+        "JambaForCausalLM",
+        _JAMBA | {"num_experts": 1, "mamba_dt_rank": "auto", "mamba_conv_bias": False, "mamba_proj_bias": True},
+    ),
+    "mamba": ("MambaForCausalLM", _MAMBA),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        {"num_heads": 6, "head_dim": 16, "state_size": 16, "n_groups": 2, "tie_word_embeddings": False},
+    ),
+    "falcon_mamba": (
+        "FalconMambaForCausalLM",
+        _MAMBA | {"use_conv_bias": False, "use_bias": True, "intermediate_size": 96},
     ),
     "granite_4": ("GraniteMoeHybridForCausalLM", GRANITE_H | {"layer_types": ["attention"] * 4}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),

@@ -45,7 +45,7 @@ class StepGraphs:
         everything = list(shapes)
         num_tokens = max(shape.num_tokens for shape in everything)
         num_seqs = max(shape.num_seqs for shape in everything)
-        device = kv_cache.k[0].device
+        device = kv_cache.device
         self._buffers = StepBuffers.allocate(num_tokens, num_seqs, max_blocks_per_seq, device)
         self._buffers.clear()
         self._hidden_TE = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype, device=device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -63,7 +64,7 @@ class ModelRunner:
         self._config = config
         self.forget_step()
         self.graphs = None  # they read the old one
-        self.kv_cache = KVCache([], [])  # the old one goes before the new one comes
+        self.kv_cache = replace(self.kv_cache, k=[], v=[], states=[])  # the old one goes before the new one comes
         if config.device.type == "cuda":
             torch.cuda.empty_cache()
         self.kv_cache = self._allocate(config.num_blocks)
@@ -178,5 +179,5 @@ class ModelRunner:
     @torch.inference_mode()
     def clear_blocks(self, block_ids: SequenceOf[int]) -> None:
         """Zero blocks whose content is not numbers: their next owner masks stale slots, but 0 * NaN is NaN."""
-        index = torch.tensor(block_ids, dtype=torch.int64).to(self.kv_cache.k[0].device)
+        index = torch.tensor(block_ids, dtype=torch.int64).to(self.kv_cache.device)
         self.kv_cache.clear_blocks(index)

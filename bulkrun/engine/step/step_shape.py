@@ -15,6 +15,7 @@ from operator import add
 from statistics import fmean
 
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.models.config.layer_weights import layer_weights
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 
 _MAX_DECODE_KEYS = 2**23  # contexts of a captured step together: more is computed in several launches anyway
@@ -106,18 +107,11 @@ def max_captured_tokens(config: ModelConfig, max_num_batched_tokens: int, *, is_
 
 
 def _weights_per_layer(config: ModelConfig) -> int:
-    """Weights that one token is multiplied with in a layer, on average."""
-    inner_size: float = config.intermediate_size
+    """Weights that one token is multiplied with in a layer, on average; those of the general path have an MLP."""
     if isinstance(config, DecoderConfig):
-        inner_size = fmean(config.mlp_size(layer) for layer in range(config.num_layers))
-        if config.moe is not None:
-            inner_size = config.moe.num_experts_per_tok * config.moe.intermediate_size
-    if isinstance(config, DecoderConfig) and config.latent is not None:
-        of_attention: float = config.latent.num_weights(config.hidden_size, config.num_heads)
-    else:
-        width = fmean(2 * (config.num_heads + kv.num_heads) * kv.head_dim for kv in config.layers_kv)
-        of_attention = config.hidden_size * width
-    return int(of_attention + 3 * config.hidden_size * inner_size)
+        return int(fmean(layer_weights(config, layer) for layer in range(config.num_layers)))
+    width = fmean(2 * (config.num_heads + kv.num_heads) * kv.head_dim for kv in config.layers_kv)
+    return int(config.hidden_size * (width + 3 * config.intermediate_size))
 
 
 def _decode_sizes(limit: int) -> list[int]:

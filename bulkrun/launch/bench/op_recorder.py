@@ -33,9 +33,11 @@ Price = Callable[..., OpCall]  # of a call's result, arguments and keyword argum
 _PASSES = {  # over tensors as large as the result
     "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "xielu": 2, "causal_conv": 2, "gated_rms_norm": 3,
 }  # fmt: skip
-_PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2}  # with a vector, of a head's state for each token
+# with a vector, of a head's state for each token
+_PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2, "selective_scan": 2}
 _PRODUCTS = (  # modules, by their attribute
-    "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "low_proj", "decay_proj", "z_proj", "o_proj",
+    "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "low_proj", "decay_proj", "z_proj", "x_proj", "dt_proj",
+    "o_proj",
     "gate_up_proj", "up_proj", "down_proj", "router", "lm_head", "gate_proj", "out_proj", "projection",
 )  # fmt: skip
 

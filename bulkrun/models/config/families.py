@@ -2,8 +2,8 @@
 
 A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
 meaning for it, whatever the file says. Those of Llama's own blocks stand in `llama_families`, mixtures of experts in
-`expert_families`, those of which some layers keep a state in `hybrid_families`, Gemma's in `gemma_families`, those
-with layer normalization in `layer_norm_families`.
+`expert_families`, those of which some layers keep a state in `hybrid_families` and, where it is Mamba's, in
+`mamba_families`, Gemma's in `gemma_families`, those with layer normalization in `layer_norm_families`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bulkrun.models.config.hybrid_families import HYBRIDS
 from bulkrun.models.config.latent_families import LATENTS
 from bulkrun.models.config.layer_norm_families import LAYER_NORMS
 from bulkrun.models.config.llama_families import LLAMAS
+from bulkrun.models.config.mamba_families import MAMBAS
 
 _APERTUS_ROPE = LLAMA3_ROPE | {"rope_theta": 12_000_000.0, "factor": 8.0}  # where the file says nothing
 _QWEN = WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
@@ -207,4 +208,4 @@ _DENSE: dict[str, Family] = {
         GRANITE_KEYS | BIASES,
     ),
 }
-FAMILIES = LLAMAS | _DENSE | LAYER_NORMS | GEMMAS | MIXTURES | LATENTS | HYBRIDS
+FAMILIES = LLAMAS | _DENSE | LAYER_NORMS | GEMMAS | MIXTURES | LATENTS | HYBRIDS | MAMBAS

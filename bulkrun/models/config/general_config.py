@@ -43,8 +43,8 @@ TRIED: Mapping[str, str] = {
 UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
     "state space, recurrent, hybrid": (
-        "Mamba alone, RWKV, Jamba, Zamba ...",
-        "a state of another kind than those of Qwen3.5, LFM2 and Granite 4.0, or no attention at all",
+        "RWKV, Zamba, RecurrentGemma, xLSTM ...",
+        "a state of another kind than those of Qwen3.5, LFM2, Granite 4.0 and Jamba",
     ),
     "sparse attention": (
         "DeepSeek V3.2 and V4, GLM-5, MiniMax M3 ...",
@@ -81,9 +81,7 @@ _ENCODERS = (
 )  # fmt: skip
 
 # by the beginnings of their names
-_RECURRENT = (
-    "FalconMamba", "Jamba", "Mamba", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
-)  # fmt: skip
+_RECURRENT = ("RecurrentGemma", "Rwkv", "Zamba", "xLSTM")
 
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),

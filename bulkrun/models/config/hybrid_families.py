@@ -5,19 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bulkrun.models.config.delta_net import delta_net_of
-from bulkrun.models.config.family import BY_SIGMOID, GRANITE_KEYS, Family
+from bulkrun.models.config.family import BY_SIGMOID, Family
 from bulkrun.models.config.hybrid_files import (
-    of_bamba,
-    of_falcon,
-    of_granite,
     of_lfm2,
     of_lfm2_moe,
     of_lfm3,
-    of_nemotron,
     of_olmo_hybrid,
     of_qwen,
 )
-from bulkrun.models.config.mamba2 import mamba2_of
 from bulkrun.models.config.short_conv import short_conv_of
 
 # three layers of linear attention to one of attention, where positions turn a quarter of a head
@@ -47,18 +42,6 @@ _SHORT_CONV: dict[str, Any] = {
     "conv_bias": False,
     "conv_L_cache": 3,
     "linear_layers": None,
-}
-
-_MAMBA2: dict[str, Any] = {
-    "linear_layers": None,
-    "mamba_n_heads": 128,
-    "mamba_d_head": None,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
-    "time_step_limit": None,
 }
 
 _OF_QWEN: dict[str, Any] = {
@@ -169,93 +152,5 @@ HYBRIDS: dict[str, Family] = {
         gates_heads=True,
         in_common_words=of_lfm3,
         recurrence=short_conv_of,
-    ),
-    "GraniteMoeHybridForCausalLM": Family(
-        "granitemoehybrid",
-        "Granite 4.0 (Micro, Tiny, Small; with Mamba 2 and without)",
-        "Mamba 2, multipliers, experts beside a shared MLP",
-        {
-            **GRANITE_KEYS,
-            "position_embedding_type": None,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": None,
-            "shared_expert_intermediate_size": None,
-            **_MAMBA2,
-        },
-        gates_shared_expert=False,
-        in_common_words=of_granite,
-        recurrence=mamba2_of,
-    ),
-    "BambaForCausalLM": Family(
-        "bamba",
-        "Bamba",
-        "Mamba 2, partial RoPE",
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 262_144,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
-            "attention_bias": False,
-            "mlp_bias": False,
-            **_MAMBA2,
-        },
-        in_common_words=of_bamba,
-        recurrence=mamba2_of,
-    ),
-    "FalconH1ForCausalLM": Family(
-        "falcon_h1",
-        "Falcon-H1, Falcon-H1R",
-        "attention and Mamba 2 beside each other in each layer, multipliers",
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "mlp_bias": False,
-            "mamba_rms_norm": False,
-            "mamba_norm_before_gate": True,
-            "attends_beside_states": True,
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "logits_scaling": 1.0,
-            "attention_out": 1.0,
-            "state_out": 1.0,
-            "state_parts": None,
-            "mlp_gate": 1.0,
-            "mlp_out": 1.0,
-            **_MAMBA2,
-        },
-        in_common_words=of_falcon,
-        recurrence=mamba2_of,
-    ),
-    "NemotronHForCausalLM": Family(
-        "nemotron_h",
-        "Nemotron-H, Nemotron Nano v2, Nemotron 3 Nano",
-        "Mamba 2, attention without positions, MLPs and experts without gates, each a layer",
-        {
-            "hidden_act": "relu2",
-            "head_dim": 128,
-            "intermediate_size": 21_504,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "num_key_value_heads": 8,
-            "num_hidden_layers": None,
-            "mlp_bias": False,
-            "position_embedding_type": "none",
-            "num_experts": None,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "shared_expert_intermediate_size": None,
-            "mlp_alone": None,
-            **BY_SIGMOID,
-            **_MAMBA2,
-        },
-        norm_rounds_once=True,
-        has_mlp_gates=False,
-        gates_shared_expert=False,
-        routes_in_float32=True,
-        expert_scores="sigmoid",
-        in_common_words=of_nemotron,
-        recurrence=mamba2_of,
     ),
 }

@@ -29,6 +29,7 @@ from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
 
+_ANY_LENGTH = 2**20  # tokens: some bound that a table of blocks may have
 _AS_THE_FAMILY = (  # flags of a model that no key of its files changes
     "norm_biases", "norm_weights", "norm_offset", "norm_rounds_once", "norms_values", "norms_embeddings",
     "has_mlp_gates", "has_head_bias", "has_sinks", "gates_attention", "gates_heads", "scales_layers", "turns_backwards",
@@ -163,7 +164,12 @@ class DecoderConfig(ModelConfig):
 
     @property
     def reachable_positions(self) -> int:
-        """Files with a linear factor give either the context after stretching or the one before: nobody can tell."""
+        """Files with a linear factor give either the context after stretching or the one before: nobody can tell.
+
+        States hold what there is, however long.
+        """
+        if not any(self.attends):
+            return _ANY_LENGTH
         stretched = [rope.stretched_positions for rope in self.ropes if rope is not None]
         return max([self.max_position_embeddings, *stretched])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bulkrun.models.config.delta_net import DeltaNetConfig
+from bulkrun.models.config.mamba import MambaConfig
 from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
@@ -15,6 +16,7 @@ from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
+from bulkrun.models.decoder.mamba import Mamba
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.norms import HeadQKNorm, LayerNorm, NormOfBefore, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
@@ -63,6 +65,7 @@ def _has_others(config: DecoderConfig) -> bool:
         or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
         or config.qk_norm in ("turned_head", "centered_head")
         or config.attends_beside_states
+        or isinstance(config.recurrence, MambaConfig)
         or config.latent is not None
         or not _are_whole(config)
     )
@@ -144,7 +147,7 @@ def _weights(
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None and isinstance(mlp, MLP | PlainMLP), "neither mixtures nor MLPs alone are stacked"
-    assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention), "such are not stacked"
+    assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention | Mamba), "not stacked"
     rotary = None if rope is None else ropes.index(rope)
     mixer = (
         _attention(attention, config, rotary) if isinstance(attention, Attention) else _with_state(attention, config)

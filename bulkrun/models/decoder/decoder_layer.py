@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bulkrun.models.config.delta_net import DeltaNetConfig, KimiDeltaConfig
+from bulkrun.models.config.mamba import MambaConfig
 from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
@@ -19,6 +20,7 @@ from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layer_inputs import LayerInputMLP
 from bulkrun.models.decoder.layers import MLP, PlainMLP, Scale, dense_mlp, empty_parameter
+from bulkrun.models.decoder.mamba import Mamba
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.norms import LayerNorm, NoNorm, NormOfBefore, RMSNorm, norm_of
 from bulkrun.models.decoder.short_conv import ShortConv
@@ -107,7 +109,7 @@ class DecoderLayer(nn.Module):
 
 def _attention(
     config: DecoderConfig, layer: int
-) -> Attention | LatentAttention | AttentionBesideMamba2 | GatedDeltaNet | KimiDeltaNet | Mamba2 | ShortConv:
+) -> Attention | LatentAttention | AttentionBesideMamba2 | GatedDeltaNet | KimiDeltaNet | Mamba | Mamba2 | ShortConv:
     """Attention, or what a layer that keeps a state has in its place or beside it."""
     if config.attends_beside_states:
         return AttentionBesideMamba2(config, layer)
@@ -126,9 +128,10 @@ def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP | Dens
     return DenseBesideExperts(config, dense_size) if moe.beside_mlp else SparseMLP(config)
 
 
-_WITH_STATE: Mapping[type, type[GatedDeltaNet | KimiDeltaNet | Mamba2 | ShortConv]] = {
+_WITH_STATE: Mapping[type, type[GatedDeltaNet | KimiDeltaNet | Mamba | Mamba2 | ShortConv]] = {
     DeltaNetConfig: GatedDeltaNet,
     KimiDeltaConfig: KimiDeltaNet,
+    MambaConfig: Mamba,
     Mamba2Config: Mamba2,
     ShortConvConfig: ShortConv,
 }

@@ -53,6 +53,18 @@ class LayerNorm(nn.Module):
         return self(residual), residual
 
 
+class PlainNorm(nn.Module):
+    """Root-mean-square normalization without a weight."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return F.rms_norm(x_TE.float(), x_TE.shape[-1:], eps=self.eps).to(x_TE.dtype)
+
+
 class NoNorm(nn.Module):
     """Stands where a family has no norm."""
 

@@ -30,7 +30,7 @@ class CompiledEncoder:
         step = self._cache.lay_out(texts)
         x_TE = self._stack.room(len(texts.token_ids_T))
         x_TE.copy_(embedded(self._embeddings, texts, self.pair_separator))
-        return self._stack(x_TE, step.k[0], step.v[0], step.meta, kept)
+        return self._stack(x_TE, step.cache.k[0], step.cache.v[0], step.meta, kept)
 
     def free_scratch(self) -> None:
         """Give the cache back."""

@@ -43,7 +43,7 @@ class CompiledModernBert:
         step = self._cache.lay_out(texts)
         x_TE = self._embeddings(input_ids=texts.token_ids_T[None])[0].contiguous()
         rotaries = [table.rows(step.positions_T, texts.lens[-1]) for table in self._rotaries]
-        return self._stack(x_TE, rotaries, step.k, step.v, step.meta, kept)
+        return self._stack(x_TE, rotaries, step.cache.k, step.cache.v, step.meta, kept)
 
     def free_scratch(self) -> None:
         """Give the cache back."""

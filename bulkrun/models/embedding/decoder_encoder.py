@@ -9,7 +9,6 @@ import torch
 
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.step_cache import StepCache
-from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
 
 
@@ -26,8 +25,7 @@ class DecoderEncoder:
     def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [T, E], or [S, E] of `kept`: in the last layer no more than their part is computed."""
         step = self._cache.lay_out(texts)
-        all_layers = KVCache(step.k, step.v, states=step.states * self.config.num_state_layers)
-        return self.model(texts.token_ids_T.int(), step.positions_T, all_layers, step.meta, kept)
+        return self.model(texts.token_ids_T.int(), step.positions_T, step.cache, step.meta, kept)
 
     def free_scratch(self) -> None:
         """Give the cache back."""

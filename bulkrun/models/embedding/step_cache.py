@@ -6,6 +6,7 @@ serves all, and so do one layer's states. Not where layers differ in their keys,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,9 +23,7 @@ class Step(NamedTuple):
     """Where a step's tokens are in their texts, and where their keys and values go."""
 
     positions_T: torch.Tensor  # int64
-    k: list[torch.Tensor]  # as of `KVCache`, of each layer that attends
-    v: list[torch.Tensor]
-    states: list[RecurrentState]  # of any layer that keeps some; empty where none does
+    cache: KVCache  # of all layers
     meta: AttentionMetadata
 
 
@@ -52,7 +51,8 @@ class StepCache:
         slots_T = first_slot_S[text_T] + positions_T
         meta = self._metadata(texts, slots_T, first_block_S, num_blocks)
         copies = self._config.num_kv_layers if self._are_alike else 1
-        return Step(positions_T, cache.k * copies, cache.v * copies, self._states_for(len(texts.lens)), meta)
+        states = self._states_for(len(texts.lens)) * self._config.num_state_layers
+        return Step(positions_T, replace(cache, k=cache.k * copies, v=cache.v * copies, states=states), meta)
 
     def free(self) -> None:
         """Give the memory back."""

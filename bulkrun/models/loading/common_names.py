@@ -38,6 +38,15 @@ _BAMBA = {
     "feed_forward": "mlp",
     "final_layernorm": "norm",
 }
+_MAMBA = {
+    "backbone.embeddings": "model.embed_tokens",
+    "backbone.embedding": "model.embed_tokens",
+    "backbone.norm_f": "model.norm",
+    "backbone": "model",
+    "model.embeddings": "model.embed_tokens",
+    "norm_f": "norm",
+}
+_JAMBA = _BAMBA | {"router": "gate"}
 _ERNIE_MOE = {
     "gate.moe_statics.e_score_correction_bias": "expert_bias",
     "moe_statics.e_score_correction_bias": "expert_bias",
@@ -77,14 +86,7 @@ _OLMO_HYBRID = {
     "attention_layer_norm": "input_layernorm",
     "feedforward_layer_norm": "post_attention_layernorm",
 }
-_NEMOTRON = {
-    "backbone.embeddings": "model.embed_tokens",
-    "backbone.norm_f": "model.norm",
-    "backbone": "model",
-    "model.embeddings": "model.embed_tokens",
-    "norm_f": "norm",
-    "gate.e_score_correction_bias": "expert_bias",
-}
+_NEMOTRON = _MAMBA | {"gate.e_score_correction_bias": "expert_bias"}
 _PLAIN_BLOCKS = {
     "query_key_value": "qkv_proj",
     "dense": "o_proj",
@@ -138,6 +140,7 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "Ernie4_5_MoeForCausalLM": _ERNIE_MOE,
     "FalconForCausalLM": _FALCON,
     "FalconH1ForCausalLM": _BAMBA,
+    "FalconMambaForCausalLM": _MAMBA,
     "GPTJForCausalLM": _GPT_J,
     "GPTNeoXForCausalLM": _GPT_NEOX,
     "Gemma4ForCausalLM": _GEMMA4,
@@ -154,10 +157,13 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "HunYuanDenseV1ForCausalLM": _HUNYUAN,
     "HunYuanMoEV1ForCausalLM": _HUNYUAN | {"gate.wg": "gate"},
     "HyperCLOVAXForCausalLM": _HYPERCLOVAX,
+    "JambaForCausalLM": _JAMBA,
     "KimiLinearForCausalLM": _SCORE_BIAS | {"block_sparse_moe": "mlp", "self_attn.forget_gate": "self_attn"},
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,
     "Lfm3ForCausalLM": _LFM3,
+    "Mamba2ForCausalLM": _MAMBA,
+    "MambaForCausalLM": _MAMBA,
     "MiniMaxM2ForCausalLM": _MINIMAX,
     "NanoChatForCausalLM": {"fc1": "up_proj", "fc2": "down_proj"},
     "NemotronHForCausalLM": _NEMOTRON,

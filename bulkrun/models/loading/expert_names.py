@@ -43,6 +43,7 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "Glm4MoeLiteForCausalLM": _GATED,
     "HYV3ForCausalLM": _GATED,
     "HunYuanMoEV1ForCausalLM": _GATED,
+    "JambaForCausalLM": _GATED,
     "MellumForCausalLM": _GATED,
     "Mistral4ForCausalLM": _GATED,
     "OlmoeForCausalLM": _GATED,

@@ -10,11 +10,13 @@ from bulkrun.models.config.delta_net import DeltaNetConfig, KimiDeltaConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
+from bulkrun.models.decoder.mamba import Mamba
 from bulkrun.models.decoder.mamba2 import Mamba2
+from bulkrun.models.decoder.norms import RMSNorm
 from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.row_orders import BY_KEY_HEAD, ba_order, qkvz_order
-from bulkrun.models.loading.target import Target, parts_of, whole
+from bulkrun.models.loading.target import Target, norm_target, parts_of, whole
 
 _PART_BY_PART = ("OlmoHybridForCausalLM",)  # each projection, and perhaps each convolution, is a tensor
 
@@ -22,7 +24,7 @@ _PART_BY_PART = ("OlmoHybridForCausalLM",)  # each projection, and perhaps each 
 def state_targets(
     layer: str,
     part: str | None,
-    module: GatedDeltaNet | KimiDeltaNet | Mamba2 | ShortConv,
+    module: GatedDeltaNet | KimiDeltaNet | Mamba | Mamba2 | ShortConv,
     config: DecoderConfig,
     stored: Mapping[str, StoredTensor],
 ) -> Iterator[tuple[str, Target]]:
@@ -34,6 +36,8 @@ def state_targets(
         yield from _delta_net_targets(layer + (part or "linear_attn."), module, config, stored)
     elif isinstance(module, KimiDeltaNet):
         yield from _kimi_targets(layer + (part or "self_attn."), module, config, stored)
+    elif isinstance(module, Mamba):
+        yield from _mamba_targets(layer + (part or "mamba."), module, config)
     elif isinstance(module, Mamba2):
         yield from _mamba2_targets(layer + (part or "mamba."), module, config)
     else:
@@ -92,6 +96,22 @@ def _cut_convolution(prefix: str, sizes: DeltaNetConfig, stored: Mapping[str, St
     cut = {f"{prefix}{part}_conv1d.weight": size for part, size in published.items()}
     found = {name: stored[name].shape[0] for name in cut if name in stored and stored[name].shape}
     return found if found.keys() == cut.keys() and sum(found.values()) == sizes.conv_dim else cut
+
+
+def _mamba_targets(prefix: str, module: Mamba, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    yield from parts_of(prefix, module.in_proj, {"in_proj": 2 * module.d.numel()})
+    yield f"{prefix}conv1d.weight", _convolution(module.conv.data)
+    if module.conv_bias is not None:
+        yield f"{prefix}conv1d.bias", whole(module.conv_bias)
+    yield from parts_of(prefix, module.x_proj, {"x_proj": sum(module.low_sizes)})
+    for name, norm in zip(("dt", "b", "c"), module.norms, strict=True):
+        if isinstance(norm, RMSNorm):
+            yield f"{prefix}{name}_layernorm.weight", norm_target(norm, config)
+    yield from parts_of(prefix, module.dt_proj, {"dt_proj": module.d.numel()})
+    yield f"{prefix}dt_proj.bias", whole(module.dt_bias)
+    yield f"{prefix}A_log", Target(module.a_log.data.t(), tuple(module.a_log.shape[::-1]))
+    yield f"{prefix}D", whole(module.d)
+    yield from parts_of(prefix, module.o_proj, {"out_proj": config.hidden_size})
 
 
 def _mamba2_targets(prefix: str, module: Mamba2, config: DecoderConfig) -> Iterator[tuple[str, Target]]:

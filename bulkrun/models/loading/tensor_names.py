@@ -60,6 +60,9 @@ _PREFIXES: Mapping[str, _Prefixes] = {
     "GraniteMoeSWAForCausalLM": _GRANITE_SHARED,
     "HYV3ForCausalLM": _SHARED_EXPERTS,
     "HunYuanMoEV1ForCausalLM": _Prefixes(shared="mlp.shared_mlp."),
+    "FalconMambaForCausalLM": _Prefixes(state="mixer."),
+    "Mamba2ForCausalLM": _Prefixes(state="mixer."),
+    "MambaForCausalLM": _Prefixes(state="mixer."),
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
 _BIASES_IN_A_ROW = ("Ernie4_5_MoeForCausalLM",)  # [1, X], of the choice of experts

@@ -212,26 +212,43 @@ inline float largest(f32x16 x) {
 #endif
 }
 
-// 2^x for x < 127; exactly 0 below -126, so that what is masked weighs nothing. Relative error: 1e-7, or 3e-6 where the
-// result is to be rounded to bf16. Polynomials of 2^r for |r| <= 1/2 with the smallest largest error.
-template <class T>
-inline f32x16 exp2_of(f32x16 x) {
+// 2^x for x < 127, by `power_of(r)`, 2^r for |r| <= 1/2; exactly 0 below -126, so that what is masked weighs nothing.
+template <class Polynomial>
+inline f32x16 exp2_by(f32x16 x, const Polynomial& power_of) {
     const float magic = 12582912.0f + 127;  // its last bits hold the rounded number, as the exponent wants it
     const f32x16 shifted = x + magic, r = x - (shifted - magic);
-    f32x16 p;
-    if (sizeof(T) == sizeof(float)) {
-        p = r * 1.327647187e-3f + 9.675541333e-3f;
-        p = p * r + 5.550713274e-2f;
-        p = p * r + 2.402211972e-1f;
-        p = p * r + 6.931469671e-1f;
-        p = p * r + 1.000000072f;
-    } else {
+    return select(x < -126.0f, f32x16{}, power_of(r) * (f32x16)((i32x16)shifted << 23));
+}
+
+// Relative error: 1e-7, or 3e-6 where the result is to be rounded to bf16. Polynomials with the smallest largest error.
+template <class T>
+inline f32x16 exp2_of(f32x16 x) {
+    return exp2_by(x, [](f32x16 r) {
+        f32x16 p;
+        if (sizeof(T) == sizeof(float)) {
+            p = r * 1.327647187e-3f + 9.675541333e-3f;
+            p = p * r + 5.550713274e-2f;
+            p = p * r + 2.402211972e-1f;
+            p = p * r + 6.931469671e-1f;
+            return p * r + 1.000000072f;
+        }
         p = r * 9.570101792e-3f + 5.591786031e-2f;
         p = p * r + 2.402474483e-1f;
         p = p * r + 6.931218147e-1f;
-        p = p * r + 9.999992614e-1f;
-    }
-    return select(x < -126.0f, f32x16{}, p * (f32x16)((i32x16)shifted << 23));
+        return p * r + 9.999992614e-1f;
+    });
+}
+
+// The same, by Taylor's series: what is near 1 is off by its rounding alone, however often it is multiplied by itself.
+inline f32x16 exp2_near_0(f32x16 x) {
+    return exp2_by(x, [](f32x16 r) {
+        f32x16 p = r * 1.540353040e-4f + 1.333355815e-3f;
+        p = p * r + 9.618129108e-3f;
+        p = p * r + 5.550410866e-2f;
+        p = p * r + 2.402265070e-1f;
+        p = p * r + 6.931471806e-1f;
+        return p * r + 1.0f;
+    });
 }
 
 constexpr float LOG2_E = 1.44269504088896341f;

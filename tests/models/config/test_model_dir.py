@@ -103,8 +103,8 @@ def test_hub_models_are_safe_files_once(hub: Path) -> None:
 
 
 def test_hub_models_that_cannot_run_are_not_downloaded(hub: Path) -> None:
-    (hub / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "state_size": 16}')
-    with pytest.raises(ModelError, match="MambaForCausalLM is not supported"):
+    (hub / "config.json").write_text('{"architectures": ["ZambaForCausalLM"], "mamba_d_state": 16}')
+    with pytest.raises(ModelError, match="ZambaForCausalLM is not supported"):
         resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub)
     assert [file.name for file in hub.iterdir()] == ["config.json"]
 
