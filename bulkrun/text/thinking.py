@@ -10,6 +10,7 @@ for in the text, whatever tokens it is made of. Knows no grammar: what binds the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 from bulkrun.request import Progress
@@ -60,6 +61,22 @@ class ThinkingMarkers:
     def ids(self, text: str) -> list[int]:
         """The tokens of a text, nothing added."""
         return self._tokenizer.encode_batch([text], False)[0]
+
+    def overshooting(self, tail: Sequence[int]) -> list[int]:
+        """The tokens that would end the thoughts behind their last ones and begin the answer as well."""
+        text = self.text(tail)
+        return [token_id for begin, ids in self._overshooting.items() if text.endswith(begin) for token_id in ids]
+
+    @cached_property
+    def _overshooting(self) -> dict[str, list[int]]:
+        """The tokens that hold the last of the end marker and go on, by what of it stands before them."""
+        alone = [[token_id] for token_id in range(self._tokenizer.vocab_size)]
+        texts = enumerate(self._tokenizer.decode_batch(alone, skip_special_tokens=False))
+        near = [(i, most) for i, text in texts if self.end[-1] in (most := text.rstrip()[:-1])]
+        found = {"": [i for i, most in near if self.end in most]}
+        for at in range(1, len(self.end)):
+            found[self.end[:at]] = [i for i, most in near if most.startswith(self.end[at:])]
+        return found
 
 
 class ThinkingConstraint:
@@ -160,7 +177,7 @@ class ThinkingConstraint:
             _allow(mask, self._forced[0])
             return True
         if self._answer is not None:
-            _allow_all_but(mask, self._eos_token_ids)
+            _allow_all_but(mask, [*self._eos_token_ids, *self._markers.overshooting(self._tail)])
         return self._answer is not None
 
     def _force_thinking(self) -> Sequence[int]:

@@ -181,6 +181,28 @@ def test_an_answer_that_begins_inside_the_markers_last_token_is_not_lost(tmp_pat
     assert allowed_tokens(made, tokenizer.vocab_size) == [eos_of(tokenizer)]
 
 
+@pytest.mark.parametrize(("token", "before"), [(">maybe", "x</think"), ("x</think>maybe", "")])
+def test_a_token_cannot_end_the_thoughts_and_begin_the_answer_which_it_may_not_fit(
+    tmp_path: Path, token: str, before: str
+) -> None:
+    added = {"900": {"content": token, "special": False}, "901": {"content": "> \n", "special": False}}
+    tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path, {"added_tokens_decoder": added}))
+    [both, *others] = tokenizer.encode_batch([token, "> \n", ">"], False)
+    made = constraint(tokenizer, 30, prompt="<think>")
+    for token_id in tokenizer.encode_batch([f"x{token[:3]} y{before}"], False)[0]:
+        assert made.accept(token_id) is None
+    allowed = allowed_tokens(made, tokenizer.vocab_size)
+    assert allowed is not None and not set(both) & set(allowed)
+    assert {token_id for ids in others for token_id in ids} <= set(allowed), "the rest of the marker, and white space"
+
+
+def test_a_token_like_the_last_of_a_marker_may_stand_in_thoughts(tmp_path: Path) -> None:
+    added = {"900": {"content": ">maybe", "special": False}}
+    tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path, {"added_tokens_decoder": added}))
+    made = constraint(tokenizer, 30, prompt="<think>")
+    assert set(tokenizer.encode_batch([">maybe"], False)[0]) <= set(allowed_tokens(made, tokenizer.vocab_size) or ())
+
+
 def test_an_output_without_thoughts_is_free_without_a_grammar(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, 1, structured=None)
     for token_id in tokenizer.encode_batch(["xx <think> yy zz"], False)[0]:
