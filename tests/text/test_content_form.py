@@ -217,3 +217,20 @@ def test_a_message_that_only_calls_says_nothing(template: str, shown: str) -> No
     call = {"id": "abcdef012", "type": "function", "function": {"name": "now", "arguments": {}}}
     chat = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert f"assistant: {shown}\n" in ChatTemplate(template, {}).render(chat) + "\n"
+
+
+JSON_TEXTS = """{%- for message in messages %}
+{%- if message['role'] == 'user' %}{{ '<User>' + message['content'] }}{% endif %}
+{%- if message['role'] == 'assistant' and message['tool_calls'] is defined and message['tool_calls'] is not none %}
+{%- for tool in message['tool_calls'] %}
+{{- '<call>' + tool['function']['name'] + '<sep>' + tool['function']['arguments'] }}
+{%- endfor %}{{ eos_token }}{%- endif %}{%- endfor %}"""  # DeepSeek V3, R1 and V3.1
+PRINTED = JSON_TEXTS.replace("'<sep>' + tool['function']['arguments']", "'<sep>' ~ tool['function']['arguments']")
+AS_COMES = JSON_TEXTS.replace("+ tool['function']['arguments']", "+ (tool['function']['arguments'] | tojson)")
+
+
+@pytest.mark.parametrize("template", [JSON_TEXTS, PRINTED, AS_COMES], ids=["fails", "prints Python", "makes JSON"])
+def test_arguments_are_json_to_templates_of_texts(template: str) -> None:
+    call = {"id": "abcdef012", "type": "function", "function": {"name": "now", "arguments": {"city": 'Zü"rich'}}}
+    chat = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert ChatTemplate(template, SPECIAL).render(chat) == '<User>So?<call>now<sep>{"city": "Zü\\"rich"}</s>'
