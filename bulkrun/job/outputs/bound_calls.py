@@ -47,7 +47,7 @@ class BoundCallsParser:
             raise ValueError(f"calls {shortened(repr(call.name), MAX_SHOWN)}, which it may not")
         try:
             problem = best_match(self._validators[call.name].iter_errors(json.loads(call.arguments)))
-        except (RecursionError, OverflowError):
+        except RecursionError:
             raise ValueError(f"{call.name}: the arguments cannot be compared with the parameters") from None
         except Unresolvable as unresolvable:
             raise ValueError(f"{call.name}: the parameters refer to {unresolvable.ref!r}, which is not there") from None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from fractions import Fraction
+from math import isinf
 from typing import Any, NoReturn
 
 import jsonschema
@@ -38,11 +40,21 @@ def _additional_properties(
         yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](validator, allowed, value, schema)
 
 
+def _multiple_of(validator: Any, divisor: float, value: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """As they are written: to doubles 19.99 is no multiple of 0.01."""
+    if not validator.is_type(value, "number"):
+        return
+    is_infinite = isinstance(value, float) and isinf(value)  # written as 1e999
+    if is_infinite or Fraction(str(value)) % Fraction(str(divisor)):
+        yield jsonschema.ValidationError(f"{value!r} is not a multiple of {divisor!r}")
+
+
 def validator_class() -> Any:
     """The class of validators of finished texts: of what a grammar keeps to, and Python may not, they ask nothing."""
     by_grammar = {
         **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), _trusted),
         "additionalProperties": _additional_properties,
+        "multipleOf": _multiple_of,
     }
     made: Any = extend(jsonschema.Draft202012Validator, by_grammar)  # type: ignore[no-untyped-call]
     evolve = made.evolve
@@ -100,8 +112,6 @@ class OutputParser:
             problem = best_match(self._validator.iter_errors(value))
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
-        except OverflowError:  # of a multipleOf
-            raise ValueError("the JSON has a number that is too large to compare with a fraction") from None
         except Unresolvable as unresolvable:
             raise ValueError(f"the schema refers to {unresolvable.ref!r}, which is not in it") from None
         except ValueError as broken:

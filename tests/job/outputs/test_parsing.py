@@ -182,6 +182,25 @@ def test_a_number_too_large_to_divide_is_flagged() -> None:
     assert error.code == "invalid_schema"
 
 
+@pytest.mark.parametrize(
+    ("written", "divisor", "fits"),
+    [
+        ("19.99", 0.01, True),
+        ("0.7", 0.1, True),
+        ("-7e-1", 0.1, True),
+        ("0.75", 0.1, False),
+        ("7.5", 3, False),
+        ("1e300", 0.1, True),
+        ("1e999", 0.1, False),
+        ("9" * 400, 7, False),
+    ],
+)
+def test_a_multiple_is_one_as_it_is_written(written: str, divisor: float, fits: bool) -> None:
+    value, error = parser({"type": "number", "multipleOf": divisor}).parse(written, "stop")
+    assert (error is None) == fits, error
+    assert not fits or value == float(written)
+
+
 def test_a_number_that_nothing_can_follow_is_an_answer() -> None:
     rating = parser({"type": "integer", "minimum": 1, "maximum": 5})
     assert rating.parse("3", "length", "closed") == (3, None)
