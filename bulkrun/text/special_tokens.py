@@ -47,7 +47,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: token for name, token in config.items() if name.endswith("_token") and isinstance(token, str)}
     usual = {name: config[name] for name in _NAMED_TOKENS if config.get(name) is not None}
     extra = config.get("extra_special_tokens")
-    return own | usual | (dict(extra) if isinstance(extra, Mapping) else {})
+    return usual | own | (dict(extra) if isinstance(extra, Mapping) else {})
 
 
 def _extra(config: Mapping[str, Any]) -> list[Any]:

@@ -37,6 +37,7 @@ SAID: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"extra_special_tokens": {"image_token": NEW}, "additional_special_tokens": ["<|x|>"]},
         {},
     ),
+    "several that the file lacks": ({}, {"pad_token": NEW, "unk_token": "<|x|>"}, {}),
     "the old map wins over the config": (
         {},
         {"eos_token": "</s>"},
