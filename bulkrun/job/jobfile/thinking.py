@@ -30,5 +30,6 @@ class ThinkingSpec(Section):
     )
 
     def to_param(self) -> Thinking:
-        """With the markers that most models have, where none are named."""
-        return Thinking(self.start or "<think>", self.end or "</think>", self.max_tokens)
+        """With the markers that most models have, where none are named. White space around a marker tells nothing."""
+        start, end = self.start or "<think>", self.end or "</think>"
+        return Thinking(start.strip() or start, end.strip() or end, self.max_tokens)
