@@ -117,8 +117,9 @@ class Thinking(NamedTuple):
 
 
 ToolFormat = Literal[
-    "hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "qwen3_coder", "glm45", "harmony"
-]
+    "hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "qwen3_coder", "glm45",
+    "deepseek_v3", "deepseek_v31", "kimi_k2", "harmony",
+]  # fmt: skip
 
 
 class ToolCalls(NamedTuple):

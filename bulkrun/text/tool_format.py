@@ -18,6 +18,10 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("lfm2", ("<|tool_call_start|>",)),
     ("lfm2", ("<|tool_list_start|>",)),  # LFM2's own templates write no earlier calls
     ("lfm2", ("List of tools: ", "keep_past_thinking")),  # nor do the first ones of 2.5, which list tools without it
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),  # R1 and its distillations too
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("kimi_k2", ("<|tool_call_argument_begin|>",)),
+    ("kimi_k2", ("<|im_middle|>", "tool_declare")),  # the first ones write no earlier calls
     ("harmony", ("<|channel|>", "functions.")),
 )
 _OTHERS = ("<function", "<arg_", "<parameter", "<invoke")  # within <tool_call>

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,11 @@ JSON_OPTIONS: Mapping[str, Any] = {
 }
 
 _PLAIN = re.compile(r"[^\s\[\]{}]+")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_KIMI = (
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+)
 _NAME = re.compile(r"[^\s<]+")
 
 
@@ -81,11 +86,8 @@ def _mistral(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
     begin = _marker("[TOOL_CALLS]", special_id)
     if special_id("[ARGS]") is None:
         return _listed(begin, names, one)
-    if odd := [name for name in names if not _PLAIN.fullmatch(name)]:
-        raise ValueError(
-            f"the function {odd[0]!r} cannot be called in this format: white space or brackets in its name"
-        )
-    calls = [f"{literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
+    plain = _readable(names, _PLAIN, "white space or brackets")
+    calls = [f"{literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(plain)]
     return [f"start: call{'' if one else '+'}", f"call: {begin} named", f"named: {' | '.join(calls)}"]
 
 
@@ -102,13 +104,41 @@ def _listed(begin: str, names: list[str], one: bool, end: str = "") -> list[str]
     return [f'start: {begin} / ?/ "[" object{more} "]" {end}', *_objects(names, "arguments")]
 
 
+def _deepseek_v3(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    separator = _marker("<｜tool▁sep｜>", special_id)
+    fenced = (literal(name + "\n```json\n") for name in _readable(names))
+    heads = [f'"function" {separator} {name}' for name in fenced]
+    return _section(_DEEPSEEK, heads, special_id, more="" if one else ' ("\\n" call)*', tail=' "\\n```"')
+
+
+def _deepseek_v31(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    separator = _marker("<｜tool▁sep｜>", special_id)
+    heads = [f"{literal(name)} {separator}" for name in _readable(names)]
+    return _section(_DEEPSEEK, heads, special_id, more="" if one else " call*")
+
+
+def _kimi(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    """The number behind a name counts the calls of the conversation, earlier ones too."""
+    begin = _marker("<|tool_call_argument_begin|>", special_id)
+    heads = [f"{literal(f'functions.{name}:')} /[0-9]{{1,3}}/ {begin}" for name in _readable(names)]
+    return _section(_KIMI, heads, special_id, more="" if one else " call*")
+
+
+def _section(
+    markers: Sequence[str], heads: Sequence[str], special_id: SpecialId, *, more: str, tail: str = ""
+) -> list[str]:
+    """A section of calls. `heads`: what stands before the arguments of each; `more`: what may follow the first call."""
+    begin, begin_call, end_call, end = (_marker(text, special_id) for text in markers)
+    calls = [f"{head} arguments{index}{tail}" for index, head in enumerate(heads)]
+    return [f"start: {begin} call{more} {end}", f"call: {begin_call} ({' | '.join(calls)}) {end_call}"]
+
+
 def _harmony(names: list[str], _one: bool, special_id: SpecialId) -> list[str]:
     """One call, after which outputs end. The model may say whom it calls before the channel, or behind it.
 
     It comes after thoughts, or at once, where the prompt has begun the message.
     """
-    if odd := [name for name in names if not _NAME.fullmatch(name)]:
-        raise ValueError(f"the function {odd[0]!r} cannot be called in this format: white space or < in its name")
+    names = _readable(names)
     start, channel, constrain, message = (
         _marker(f"<|{name}|>", special_id) for name in ("start", "channel", "constrain", "message")
     )
@@ -126,8 +156,18 @@ _FORMATS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
     "mistral": _mistral,
     "granite": _granite,
     "nemotron_json": _nemotron,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
+    "kimi_k2": _kimi,
     "harmony": _harmony,
 }
+
+
+def _readable(names: list[str], plain: re.Pattern[str] = _NAME, what: str = "white space or <") -> list[str]:
+    """The names. Raises ValueError for one that would not be read back."""
+    if odd := [name for name in names if not plain.fullmatch(name)]:
+        raise ValueError(f"the function {odd[0]!r} cannot be called in this format: {what} in its name")
+    return names
 
 
 def _objects(names: list[str], key: str) -> list[str]:

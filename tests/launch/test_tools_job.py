@@ -27,7 +27,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 COLOR, SIZE = tool("color", of={"enum": ["red", "green", "blue"]}), tool("size", in_m={"type": "integer", "maximum": 9})
-THINKERS = {"harmony", "nemotron_json", "lfm2"}  # forms of models that may think before they call
+THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2"}  # forms of models that may think first
 OF_ROWS = [[COLOR], [SIZE], [COLOR, SIZE], [COLOR]]
 
 
@@ -79,7 +79,7 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
     assert len({row["tool_calls"][0]["id"] for row in made}) == 4, "ids are those of rows"
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "harmony", "nemotron_json", "lfm2"])
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "deepseek_v3", *sorted(THINKERS)])
 @pytest.mark.parametrize("of_job", [True, False])
 def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:
     """Digits are a text where the schema says so, in forms that write texts without quotes."""
@@ -92,7 +92,7 @@ def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: boo
         tmp_path,
         rows,
         prompt={"column": "text", "tools": [zips] if of_job else "tools", "tool_choice": "required"},
-        sampling={"max_tokens": 120, "temperature": 0, "tool_calls": {"format": form, "parallel": False}, **thinking},
+        sampling={"max_tokens": 240, "temperature": 0, "tool_calls": {"format": form, "parallel": False}, **thinking},
     )
     for row in rows_of(job):
         assert_calls_one_of(row, [zips])

@@ -18,10 +18,13 @@ from bulkrun.text.tool_format import tool_format_of
 from tests.text.tool_templates import (
     CALL,
     CODER,
+    DEEPSEEK_3,
+    DEEPSEEK_31,
     GLM,
     HARMONY,
     HERMES,
     HISTORY,
+    KIMI,
     LFM,
     LLAMA,
     MISTRAL,
@@ -33,7 +36,7 @@ from tests.text.tool_templates import (
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "qwen3_coder": CODER, "glm45": GLM, "harmony": HARMONY,
-    "nemotron_json": NEMOTRON, "lfm2": LFM,
+    "nemotron_json": NEMOTRON, "lfm2": LFM, "deepseek_v3": DEEPSEEK_3, "deepseek_v31": DEEPSEEK_31, "kimi_k2": KIMI,
 }  # fmt: skip
 
 
@@ -91,6 +94,11 @@ def test_the_form_of_lfm2_is_told_by_how_tools_are_listed(source: str) -> None:
     assert tool_format_of(source) == "lfm2"
 
 
+def test_the_form_of_the_first_kimi_k2_is_told_by_how_tools_are_listed() -> None:
+    source = "{{ '<|im_system|>tool_declare<|im_middle|>' -}}{{- tools | tojson -}}"  # it writes no earlier calls
+    assert tool_format_of(source) == "kimi_k2"
+
+
 def test_nemotron_3_writes_calls_as_qwen3_coder_does() -> None:
     assert NEMOTRON_3 != CODER and tool_format_of(NEMOTRON_3) == "qwen3_coder"
 
@@ -101,7 +109,6 @@ OTHERS = [
     "<tool_call>{{ c.name }}<tool_sep><arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",  # as Hunyuan
     "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}{% endfor %}",  # no tools
     "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0
-    "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>",  # Kimi
 ]
 
 

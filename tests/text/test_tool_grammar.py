@@ -62,7 +62,8 @@ SPECIAL: dict[tuple[str, ...], list[ToolFormat]] = {
     (): FORMS,
     ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"): [*FORMS[:4], "qwen3_coder"],
     ("[TOOL_CALLS]", "[ARGS]"): ["mistral"],
-    **{MARKERS[form]: [form] for form in ("nemotron_json", "lfm2", "glm45", "harmony")},
+    **{MARKERS[form]: [form] for form in ("nemotron_json", "lfm2", "glm45", "kimi_k2", "harmony")},
+    MARKERS["deepseek_v3"]: ["deepseek_v3", "deepseek_v31"],
 }
 CASES = [(None, form) for form in FORMS] + [(special, form) for special, forms in SPECIAL.items() for form in forms]
 
@@ -171,6 +172,9 @@ def test_any_name_is_called_but_those_that_could_not_be_read_back(tmp_path: Path
         token_ids, is_whole = walk(Grammars(tokenizer).constraint(structured), tokenizer, eos, ending(eos, 0))
         [text] = MarkerDecode(tokenizer.decode_batch, MARKERS[form])([token_ids])  # type: ignore[index]
         assert is_whole and [call.name for call in split_calls(text, form).calls] == [name]  # type: ignore[arg-type]
+    for form in ("deepseek_v3", "deepseek_v31", "kimi_k2"):
+        with pytest.raises(ValueError, match="white space or < in its name"):
+            calls_grammar(bound(form, True, [{"name": "a<b", "parameters": plain}]).value)  # type: ignore[arg-type]
     for name in ("a b", "a[b", "{"):
         with pytest.raises(ValueError, match="white space or brackets in its name"):
             calls_grammar(bound("mistral", True, [{"name": name, "parameters": plain}]).value, tokenizer.special_id)

@@ -169,6 +169,39 @@ LFM = """{{ bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
+# DeepSeek V3.1 (V3 and R1 write the kind of a call before its name, and fences around its arguments).
+DEEPSEEK_31 = """{{ bos_token }}{% if tools %}## Tools
+{% for tool in tools %}{{ tool.function | tojson }}{{ '\n' }}{% endfor %}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '<｜User｜>' + message.content }}
+{%- elif message.role == 'tool' %}{{ '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
+{%- elif message.tool_calls %}{{ '<｜Assistant｜></think>' + (message.content or '') + '<｜tool▁calls▁begin｜>' }}
+{%- for call in message.tool_calls %}{% set call = call.function %}
+{{- '<｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' }}
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{ '<｜tool▁call▁end｜>' }}
+{%- endfor %}{{ '<｜tool▁calls▁end｜>' + eos_token }}
+{%- else %}{{ '<｜Assistant｜></think>' + message.content + eos_token }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜></think>' }}{% endif %}"""
+DEEPSEEK_3 = (
+    DEEPSEEK_31.replace("call.name + '<｜tool▁sep｜>'", "'function<｜tool▁sep｜>' + call.name + '\\n```json\\n'")
+    .replace("{{ '<｜tool▁call▁end｜>' }}", "{{ '\\n```<｜tool▁call▁end｜>' }}")
+    .replace("</think>", "")
+)
+
+# Kimi K2, Kimi Linear. The id of a call is functions.NAME:NUMBER.
+KIMI = """{%- macro said(message) %}{{ message.content or '' }}{% endmacro %}
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
+{%- for message in messages %}
+{{- '<|im_system|>' if message.role in ['system', 'tool'] else '<|im_' + message.role + '|>' }}
+{{- message.get('name') or message.role }}<|im_middle|>
+{%- if message.role == 'tool' %}## Return of {{ message.tool_call_id }}{{ '\n' }}{% endif %}{{ said(message) }}
+{%- if message.get('tool_calls') %}<|tool_calls_section_begin|>
+{%- for call in message.tool_calls %}<|tool_call_begin|>functions.{{ call.function.name }}:{{ loop.index0 }}
+{%- set arguments = call.function.arguments %}<|tool_call_argument_begin|>
+{{- arguments if arguments is string else arguments | tojson }}<|tool_call_end|>
+{%- endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>
+{%- endfor %}{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+
 # gpt-oss.
 HARMONY = """{%- if tools %}
 {{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {' }}

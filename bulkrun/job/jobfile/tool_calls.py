@@ -27,7 +27,9 @@ class ToolCallsSpec(Section):
         "[TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite 3, Phi-4-mini). nemotron_json: a list between "
         "<TOOLCALL> and </TOOLCALL> (Nemotron Nano v2, Llama Nemotron). lfm2: <|tool_call_start|>[name(key=value)], as "
         "in Python (LFM2, LFM2.5). qwen3_coder: <tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5, "
-        "Nemotron 3). glm45: <tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). harmony: a "
+        "Nemotron 3). glm45: <tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). deepseek_v3: a "
+        "section of calls, with arguments between ```json and ``` (DeepSeek V3, R1). deepseek_v31: without those "
+        "(DeepSeek V3.1). kimi_k2: a section of calls of functions.name:0 (Kimi K2, Kimi Linear). harmony: a "
         "message to=functions.name, which ends the answer (gpt-oss). auto: told from the chat template. none: calls "
         "stay in the response, for other models.",
     )

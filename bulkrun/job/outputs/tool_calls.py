@@ -7,6 +7,7 @@
     granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...], perhaps with <|/tool_call|> at the end
     nemotron_json <TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>
     lfm2         <|tool_call_start|>[name(key="value", ...), ...]<|tool_call_end|> (`calls_in_python.py`)
+    deepseek_v3, deepseek_v31, kimi_k2  sections of calls (`calls_in_sections.py`)
     qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45
     harmony      messages of several channels (`channels.py`), one of which is a call
 
@@ -32,10 +33,15 @@ from bulkrun.job.outputs.calls_in_json import (
     read_mistral,
     read_nemotron,
 )
+from bulkrun.job.outputs.calls_in_sections import read_deepseek, read_kimi
 from bulkrun.job.outputs.calls_in_tags import Texts, read_coder, read_glm
 from bulkrun.job.outputs.channels import OPENER, read_harmony
 from bulkrun.request import ToolFormat
 
+_DEEPSEEK_MARKERS = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+)
 # Some models have these as special tokens, which texts do not show.
 MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>"),
@@ -46,6 +52,12 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "deepseek_v3": _DEEPSEEK_MARKERS,
+    "deepseek_v31": _DEEPSEEK_MARKERS,
+    "kimi_k2": (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
     "harmony": tuple(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
 }
 # An output that runs in circles may be nothing but openers, and each failure of json goes through the text before it.
@@ -69,8 +81,8 @@ def split_calls(text: str, tool_format: ToolFormat, texts: str = "") -> Split:
     opener, read = _opener_and_reader(tool_format, texts)
     if tool_format == "llama3_json" and (bare := _split_bare(text)).calls:
         return bare
-    if opener not in text and tool_format == "qwen3_coder":
-        opener = "<function="  # which the model takes for the beginning at times
+    if opener not in text:
+        opener = _BARE_OPENERS.get(tool_format, opener)
     rest, calls, at, malformed = list[str](), list[Call](), 0, 0
     while (begin := text.find(opener, at)) >= 0 and malformed < _MOST_MALFORMED:
         try:
@@ -131,6 +143,16 @@ _FORMATS: dict[ToolFormat, tuple[str, _Read]] = {
     "granite": ("<|tool_call|>", read_granite),
     "nemotron_json": ("<TOOLCALL>", read_nemotron),
     "lfm2": ("<|tool_call_start|>", read_lfm2),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", read_deepseek),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", read_deepseek),
+    "kimi_k2": ("<|tool_calls_section_begin|>", read_kimi),
     "harmony": (OPENER, read_harmony),
+}
+# What models take for the beginning at times.
+_BARE_OPENERS: dict[ToolFormat, str] = {
+    "qwen3_coder": "<function=",
+    "deepseek_v3": "<｜tool▁call▁begin｜>",
+    "deepseek_v31": "<｜tool▁call▁begin｜>",
+    "kimi_k2": "<|tool_call_begin|>",
 }
 _TAGGED = {"qwen3_coder": read_coder, "glm45": read_glm}

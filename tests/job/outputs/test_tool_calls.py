@@ -14,7 +14,9 @@ from bulkrun.job.outputs.tool_calls import Split, split_calls, with_ids
 from bulkrun.request import ToolFormat
 
 Written = list[tuple[str, dict[str, Any]]]
-FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2"]
+FORMS: list[ToolFormat] = [
+    *("hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "deepseek_v3", "deepseek_v31", "kimi_k2"),
+]
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -55,9 +57,28 @@ def nemotron(calls: Written) -> str:
     return f"{granite(calls).replace('<|tool_call|>', '<TOOLCALL>', 1)}</TOOLCALL>"
 
 
+def deepseek_3(calls: Written) -> str:
+    written = (f"function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```" for name, arguments in calls)
+    blocks = "\n".join(f"<｜tool▁call▁begin｜>{one}<｜tool▁call▁end｜>" for one in written)
+    return f"<｜tool▁calls▁begin｜>{blocks}<｜tool▁calls▁end｜>"
+
+
+def deepseek_31(calls: Written) -> str:
+    written = (f"{name}<｜tool▁sep｜>{json.dumps(arguments)}" for name, arguments in calls)
+    blocks = "".join(f"<｜tool▁call▁begin｜>{one}<｜tool▁call▁end｜>" for one in written)
+    return f"<｜tool▁calls▁begin｜>{blocks}<｜tool▁calls▁end｜>"
+
+
+def kimi(calls: Written) -> str:
+    numbered = enumerate(calls)
+    written = (f"functions.{name}:{n} <|tool_call_argument_begin|>{json.dumps(given)}" for n, (name, given) in numbered)
+    blocks = "".join(f"<|tool_call_begin|>{one}<|tool_call_end|>" for one in written)
+    return f"<|tool_calls_section_begin|>{blocks}<|tool_calls_section_end|>"
+
+
 WRITERS = [
     ("hermes", hermes), ("mistral", mistral), ("mistral", newer_mistral), ("granite", granite), ("granite", phi),
-    ("nemotron_json", nemotron),
+    ("nemotron_json", nemotron), ("deepseek_v3", deepseek_3), ("deepseek_v31", deepseek_31), ("kimi_k2", kimi),
 ]  # fmt: skip
 
 
@@ -138,6 +159,17 @@ MALFORMED = [
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "x"}]</TOOLCALL>'),
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "{} and more"}]</TOOLCALL>'),
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "[1]"}]</TOOLCALL>'),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
+    (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{} so"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
+    ("kimi_k2", f"<|tool_calls_section_begin|>{' ' * 200_000}f:0"),
+    ("deepseek_v3", f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{}}{' ' * 200_000}<"),
 ]
 
 
@@ -158,6 +190,15 @@ def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
         ("granite", '<|tool_call|>[{"name": "f"}, ', ","),
         ("nemotron_json", '<TOOLCALL>[{"name": "f"}, {"na', ', {"na'),
         ("nemotron_json", '<TOOLCALL>[{"name": "f"}]</TOOL', "</TOOL"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", None),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", None),
+        ("kimi_k2", "<|tool_call_begin|>f:12<|tool_call_argument_begin|>{}<|tool_call_end|>", None),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>functions.g:1<|tool_",
+            "<|tool_call_begin|>functions.g:1<|tool_",
+        ),
     ],
 )
 def test_calls_before_one_that_is_cut_are_calls(form: ToolFormat, text: str, rest: str | None) -> None:
