@@ -142,6 +142,28 @@ def test_tools_beside_conversations_that_nobody_offers_are_said(
     assert "no prompt shows" not in caplog.text
 
 
+IN_MESSAGES = """{% for m in messages %}{{ m.content }}
+{%- if m.tools %}<tools>{{ m.tools }}</tools>{% endif %}{% endfor %}"""  # as Phi-4-mini's
+
+
+@pytest.mark.parametrize("of_job", [True, False])
+@pytest.mark.parametrize(("template", "is_said"), [(IN_MESSAGES, True), (HERMES, False), ("{{ messages", None)])
+def test_tools_that_the_template_does_not_show_are_said(
+    template: str, is_said: bool | None, of_job: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A template that names tools may mean others: those of a message."""
+    (tmp_path / "chat.jinja").write_text(template)
+    prompt = {"column": "text", "tools": [COLOR] if of_job else "tools", "chat_template": str(tmp_path / "chat.jinja")}
+    rows = [{"text": "Hi", "tools": [COLOR]}]
+    job = job_over(tmp_path, rows, prompt=prompt, sampling={"max_tokens": 1, "tool_calls": {"format": "hermes"}})
+    if is_said is None:
+        with pytest.raises(JobFileError, match=r"chat\.jinja"):
+            rows_of(job)
+    else:
+        rows_of(job)
+    assert ("does not show tools" in caplog.text) is bool(is_said)
+
+
 def test_tools_and_histories_reach_the_model_through_the_jobs_template(tmp_path: Path) -> None:
     (tmp_path / "hermes.jinja").write_text(HERMES)
     rows = [{"chat": HISTORY}, {"chat": HISTORY[:1]}, {"chat": [*HISTORY[:1], {"role": "tool", "content": "4"}]}]

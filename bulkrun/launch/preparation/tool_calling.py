@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from bulkrun.data.results.schema_check import check_schema
-from bulkrun.errors import JobFileError
+from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.thinking import ThinkingSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
@@ -18,6 +18,7 @@ from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.job.prompts.detect import detected_job
 from bulkrun.request import ToolFormat
+from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
 from bulkrun.text.tool_format import tool_format_of
@@ -25,6 +26,13 @@ from bulkrun.text.tool_format import tool_format_of
 _FORMATS = (
     f"set sampling.tool_calls.format: {', '.join(get_args(ToolFormat))}, or none, which leaves calls in the response"
 )
+
+_PROBE = {
+    "type": "function",
+    "function": {"name": "probe", "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
+}
+_ASKED = {"role": "user", "content": "Hello"}
+_PROBE_CHATS = ([_ASKED], [{"role": "system", "content": "Be kind."}, _ASKED])
 
 
 def with_tool_format(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
@@ -78,11 +86,23 @@ def check_calls(spec: JobSpec) -> None:
 def warn_of_hidden_tools(spec: JobSpec, tokenizer: Tokenizer) -> None:
     """Say so where the chat template would not show a job's tools, and nothing else tells the model of them."""
     source = _source(spec, tokenizer)
-    if spec.prompt.tools is not None and spec.prompt.tool_choice == AUTO and source and "tools" not in source:
+    has_choice = spec.prompt.tools is not None and spec.prompt.tool_choice == AUTO
+    if has_choice and source is not None and not _shows_tools(spec, tokenizer, source):
         logging.getLogger(__name__).warning(
             "prompt.tools: the chat template does not show tools to the model, so that it cannot know of them; name "
             "one that does in prompt.chat_template, or tell of them in the messages"
         )
+
+
+def _shows_tools(spec: JobSpec, tokenizer: Tokenizer, source: str) -> bool:
+    """Whether tools make a difference to what a template writes; of one that fails its rows tell."""
+    without = spec.prompt.chat_template_kwargs
+    given = {**without, "tools": spec.prompt.tools if isinstance(spec.prompt.tools, list) else [_PROBE]}
+    try:
+        render = tokenizer.chat_renderer(source).render
+        return any(render(chat, **given) != render(chat, **without) for chat in _PROBE_CHATS)
+    except (ModelError, TemplateFailed):
+        return True
 
 
 def warn_of_unoffered_tools(spec: JobSpec, columns: Sequence[str]) -> None:
