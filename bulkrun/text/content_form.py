@@ -5,6 +5,7 @@ the source; trying sees through aliases, macros and filters as well, and knows e
 goes through the parts of a user's message and shows of a system message's the first alone. What says nothing beside
 its tool calls has no content to OpenAI, and is an empty text to templates that fail on that or print it (LFM2's).
 Arguments of calls are mappings, as transformers has them, and JSON to templates that take only a text (DeepSeek's).
+A developer's message is a system message, by its older name, to templates that leave it out or refuse it (Qwen's).
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ class ContentForms:
         # Of roles that cannot be tried: parts where nothing else is taken, else the text that every template knows.
         self._of_others = user if only_parts else ContentForm(takes_text=True, takes_parts=False)
         self._forms = {"user": user}
-        self._takes_mappings = True
+        self._takes_mappings = self._knows_developers = True
         self._beside_calls: str | None = None
         if any(user):
             said = user.fitted({"role": "user", "content": "Hello"})
             self._forms |= {role: _form(render, role, after=[said]) for role in ("system", "developer")}
             self._forms["assistant"] = _form(render, "assistant", before=[said], after=[said])
+            self._knows_developers = any(self._forms["developer"]) or not any(self._forms["system"])
             self._takes_mappings = _takes_mappings(render, said)
             self._beside_calls = _beside_calls(render, said, _ARGUMENTS if self._takes_mappings else _text(_ARGUMENTS))
 
@@ -64,6 +66,8 @@ class ContentForms:
             message = {**message, "content": self._beside_calls}
         if not self._takes_mappings and message.get("tool_calls"):
             message = {**message, "tool_calls": list(map(_with_text, message["tool_calls"]))}
+        if not self._knows_developers and message.get("role") == "developer":
+            message = {**message, "role": "system"}
         form = self._forms.get(message.get("role", ""), self._of_others)
         return (form if any(form) else self._of_others).fitted(message)
 

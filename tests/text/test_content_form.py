@@ -234,3 +234,21 @@ def test_arguments_are_json_to_templates_of_texts(template: str) -> None:
     call = {"id": "abcdef012", "type": "function", "function": {"name": "now", "arguments": {"city": 'Zü"rich'}}}
     chat = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert ChatTemplate(template, SPECIAL).render(chat) == '<User>So?<call>now<sep>{"city": "Zü\\"rich"}</s>'
+
+
+QWEN_3 = """{%- if messages[0].role == 'system' %}{{ '<system>' + messages[0].content }}{% endif %}
+{%- for message in messages %}{% if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+{{- '<' + message.role + '>' + message.content }}{% endif %}{% endfor %}"""
+ANY_ROLE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [(QWEN_3, "system"), (GEMMA_3, None), (ANY_ROLE, "developer"), (MISTRAL_SMALL, None), (DEEPSEEK, None)],
+    ids=["leaves it out", "has no name for it", "knows it", "refuses it", "has no names"],
+)
+@pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
+def test_what_a_developer_says_is_not_lost(template: str, role: str | None, content: Content) -> None:
+    chat = [{"role": "developer", "content": content}, {"role": "user", "content": "So?"}]
+    text = ChatTemplate(template, SPECIAL).render(chat)
+    assert "Be brief." in text and (role is None or f"<{role}>Be brief." in text)
