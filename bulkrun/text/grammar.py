@@ -50,7 +50,8 @@ def to_grammar(structured: StructuredOutput, special_id: SpecialId = lambda _tex
         return LLMatcher.grammar_from_regex(structured.value)
     if structured.kind == "choice":
         texts = json.loads(structured.value)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts))
+        # One terminal: as rules, 2,000 of them are more than a row of the parser may hold.
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts))
     return LLMatcher.grammar_from_lark(structured.value)
 
 

@@ -115,6 +115,13 @@ def test_a_mask_allows_exactly_the_tokens_that_some_choice_goes_on_with(tmp_path
         assert written.decode() in CHOICES
 
 
+def test_there_may_be_thousands_of_choices(tokenizer: Tokenizer) -> None:
+    choices = [f"{number} of many" for number in range(3000)]
+    made = constraint(tokenizer, "choice", json.dumps(choices))
+    output, ended = walk(made, tokenizer, eos_of(tokenizer), at_random(0))
+    assert ended and text_of(tokenizer, output) in choices
+
+
 @pytest.mark.parametrize("make", [small_tokenizers.byte_level, small_tokenizers.metaspace])
 @pytest.mark.parametrize(
     ("kind", "value"),
