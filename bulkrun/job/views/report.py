@@ -109,9 +109,10 @@ def _lengths(run: RunDir, column: str) -> Lengths | None:
     """Of rows that have an answer; None where none has."""
     answered = f"FROM results WHERE error_code IS NULL AND {column} IS NOT NULL"
     numbers = f"count(*), avg({column}), min({column}), max({column}), quantile_disc({column}, [0.5, 0.9, 0.99])"
-    [[rows], [mean], [least], [most], [(median, p90, p99)]] = _values(run, f"SELECT {numbers} {answered}")
+    [[rows], [mean], [least], [most], [quantiles]] = _values(run, f"SELECT {numbers} {answered}")
     if not rows:
         return None
+    median, p90, p99 = quantiles
     width = most // _MOST_BINS + 1
     bins = dict(zip(*_values(run, f"SELECT {column} // {width}, count(*) {answered} GROUP BY 1"), strict=True))
     filled = [int(bins.get(number, 0)) for number in range(most // width + 1)]

@@ -14,7 +14,7 @@ from bulkrun.data.storage.durable import append_line
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.report import read_report
 from tests.job.embedding_runs import embedding_job, submit, write_texts
-from tests.job.small_runs import job, make_rows, start
+from tests.job.small_runs import Row, job, make_rows, start
 from tests.job.work.test_runner import StopAfter
 
 
@@ -66,6 +66,14 @@ def test_a_run_without_a_part_has_a_report_too(tmp_path: Path) -> None:
     found = read_report(RunDir(out))
     assert (found.status.state, found.ends, found.lengths, found.timeline) == ("interrupted", {}, [], None)
     assert found.errors.counts == {"bad_input": 6}
+
+
+def test_a_run_in_which_every_row_failed_has_a_report_too(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start(out, [Row(number, f"id-{number}", None, error_code="bad_input") for number in range(5)], job(out))
+    found = read_report(RunDir(out))
+    assert (found.status.state, found.ends, found.lengths) == ("completed_with_errors", {"error": 5}, [])
+    assert found.errors.counts == {"bad_input": 5}
 
 
 def test_a_run_of_vectors_has_lengths_of_texts_alone(tmp_path: Path) -> None:
