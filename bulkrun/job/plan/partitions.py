@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulkrun.data.storage.partitions import MAX_FOLDER_BYTES, duckdb_type, folder_name, is_plain_name
+from bulkrun.data.types.casts import cast_each
 from bulkrun.errors import JobFileError, did_you_mean
 from bulkrun.job.plan.index import I64
 from bulkrun.request import RowError
@@ -41,14 +42,18 @@ class Partitions:
         self._columns = list(dict.fromkeys(columns))
 
     def of(self, rows: pa.RecordBatch) -> RowFolders:
-        """The folder of each row. A value too long for a folder's name counts as null, and is an error of its row."""
+        """The folder of each row. A value that no folder's name can bear counts as null, and is an error of its row."""
         folders, of_row, errors = [""], np.zeros(rows.num_rows, np.int64), dict[int, RowError]()
         for name in self._columns:
             values = pc.dictionary_encode(rows.column(name).cast(pa.string()), null_encoding="encode")
             texts, of_value = values.dictionary.to_pylist(), values.indices.to_numpy().astype(np.int64)
             names = [folder_name(name, text) for text in texts]
-            for value in [value for value, folder in enumerate(names) if len(folder.encode()) > MAX_FOLDER_BYTES]:
-                error = RowError("bad_input", _too_long(name, len(names[value].encode())))
+            sizes = {value: len(folder.encode()) for value, folder in enumerate(names)}
+            problems = {value: _too_long(name, size) for value, size in sizes.items() if size > MAX_FOLDER_BYTES}
+            _, unreadable = cast_each(values.dictionary, rows.column(name).type)
+            problems |= {value: _unreadable(name, rows.column(name).type) for value in unreadable}
+            for value, problem in problems.items():
+                error = RowError("bad_input", problem)
                 errors |= {int(row): error for row in np.flatnonzero(of_value == value)}
                 names[value] = folder_name(name, None)
             pairs, of_row = np.unique(of_row * len(names) + of_value, return_inverse=True)
@@ -72,6 +77,13 @@ def _too_long(column: str, nbytes: int) -> str:
     return (
         f"output.partition_by: the value of {column!r} makes a folder name of {nbytes} bytes, "
         f"more than the {MAX_FOLDER_BYTES} that a file system takes"
+    )
+
+
+def _unreadable(column: str, kind: pa.DataType) -> str:
+    return (
+        f"output.partition_by: the value of {column!r} is a {kind} that cannot be read back from a folder's name "
+        "(years 0 to 9999); CAST it to text in input.sql"
     )
 
 

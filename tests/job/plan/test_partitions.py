@@ -83,6 +83,16 @@ def test_a_value_too_long_for_a_folder_is_an_error_of_its_row_alone(tmp_path: Pa
     assert "output.partition_by: the value of 'lang' makes a folder name of 256 bytes" in codes[1][1]
 
 
+def test_a_date_that_no_folder_gives_back_is_an_error_of_its_row_alone() -> None:
+    days = pa.array([0, 2**31 - 1, None, 2_932_897], pa.int32()).cast(pa.date32())  # PostgreSQL's infinity, year 10000
+    rows = pa.record_batch({"day": days})
+    found = Partitions(["day"], rows.schema).of(rows)
+    null = "day=__HIVE_DEFAULT_PARTITION__"
+    assert [found.folders[folder] for folder in found.of_row] == ["day=1970-01-01", null, null, null]
+    assert set(found.errors) == {1, 3} and {error.code for error in found.errors.values()} == {"bad_input"}
+    assert "output.partition_by: the value of 'day' is a date32[day] that cannot be read" in found.errors[1].message
+
+
 def test_more_partitions_than_a_window_may_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "MAX_PARTITIONS", 20)
     columns = {"text": ["t"] * 21, "n": list(range(21)), "lang": ["en", "de", "fr"] * 7}
