@@ -236,7 +236,17 @@ def _read_footer(file: InputFile) -> _Footer:
                 f"{file.path}: row group {number} would unpack to {group.total_byte_size / 2**30:.1f} GiB "
                 f"from a file of {file.size} bytes; that is not data but a decompression bomb"
             )
-    if len(set(schema.names)) < len(schema.names):
-        twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise InputError(f"{file.path}: two columns are named {twice!r}; give each its own name")
+    _refuse_twins(file, list(schema), "columns")
     return _Footer(tuple(g.num_rows for g in groups), tuple(g.total_byte_size for g in groups), schema)
+
+
+def _refuse_twins(file: InputFile, fields: Sequence[pa.Field], what: str) -> None:
+    """Raise InputError for a name that two columns have, or two fields of a struct."""
+    names = [field.name for field in fields]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{file.path}: two {what} are named {twice!r}; give each its own name")
+    for field in fields:
+        if pa.types.is_nested(field.type):
+            inside = [field.type.field(number) for number in range(field.type.num_fields)]
+            _refuse_twins(file, inside, what if what != "columns" else f"fields in column {field.name!r}")

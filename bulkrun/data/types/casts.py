@@ -13,7 +13,7 @@ def can_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
     Asked with a null, as arrow looks at the precision of decimals only where there is a value to cast.
     """
     try:
-        pa.array([_null_inside(given)], given).cast(wanted)
+        pa.array([_null_inside(given)], given).cast(wanted).validate()  # Arrow breaks views of lists in silence
     except (pa.ArrowTypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True

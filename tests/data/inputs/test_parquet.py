@@ -220,6 +220,25 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         open_input(str(tmp_path))
 
 
+def test_two_fields_of_one_name_inside_a_column_are_refused(tmp_path: Path) -> None:
+    twins = pa.StructArray.from_arrays([pa.array([1]), pa.array(["x"])], names=["a", "a"])
+    write(tmp_path / "x.parquet", {"t": pa.ListArray.from_arrays([0, 1], twins)})
+    with pytest.raises(InputError, match=r"x\.parquet: two fields in column 't' are named 'a'"):
+        open_input(str(tmp_path))
+
+
+def test_views_of_lists_are_lists_or_refused_by_name(tmp_path: Path) -> None:
+    views = pa.array([[1], None, [2, 3]], pa.list_view(pa.int64()))
+    write(tmp_path / "x.parquet", {"a": views})
+    try:
+        views.cast(pa.list_(pa.int64())).validate()
+    except pa.ArrowInvalid:  # pyarrow 26 casts them to lists that are none
+        with pytest.raises(InputError, match=r"x\.parquet: column 'a' has the type list_view<.*which cannot be read"):
+            open_input(str(tmp_path))
+    else:
+        assert read(tmp_path)[0] == [{"a": [1]}, {"a": None}, {"a": [2, 3]}]
+
+
 def test_an_empty_table_has_a_schema_and_no_rows(tmp_path: Path) -> None:
     with open_input(str(write(tmp_path / "x.parquet", {"a": pa.array([], pa.string())}))) as dataset:
         assert dataset.schema.names == ["a"] and dataset.num_rows == 0 and read_all(dataset) == ([], {})
