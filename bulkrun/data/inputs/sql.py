@@ -28,6 +28,7 @@ from bulkrun.data.storage.durable import disk_errors, new_file, publish_new
 from bulkrun.data.storage.remote import RemotePath
 from bulkrun.data.tables.duck import (
     NotASelect,
+    changed_by_arrow,
     folders_in,
     interruptible,
     locked_connection,
@@ -194,6 +195,9 @@ def _write_result(
     try:
         interruptible(connection, lambda: make_view(connection, "input", tables, union_by_name=True))
         relation = connection.sql(single_select(connection, sql))
+        for name, kind in zip(relation.columns, relation.types, strict=True):
+            if changed_by_arrow(kind):
+                raise _no_such_type(name, kind)
         result = interruptible(connection, lambda: relation.to_arrow_reader(MAX_BATCH_ROWS))
         _write_batches(chain(_batches(connection, result), _errors_in(folder)), result.schema, folder / "result.tmp")
         for path in objects:
@@ -246,9 +250,11 @@ def _check_type(field: pa.Field) -> None:
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
     except pa.ArrowNotImplementedError as error:
-        raise InputError(
-            f"input.sql: column {field.name!r} has a type that Parquet does not have ({field.type}); cast it"
-        ) from error
+        raise _no_such_type(field.name, field.type) from error
+
+
+def _no_such_type(column: str, kind: object) -> InputError:
+    return InputError(f"input.sql: column {column!r} has a type that Parquet does not have ({kind}); cast it")
 
 
 def _fill(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

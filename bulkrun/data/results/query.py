@@ -19,7 +19,14 @@ from bulkrun.data.results.parts import partition_types
 from bulkrun.data.storage.durable import ADVICE
 from bulkrun.data.storage.partitions import find_parts, sql_type
 from bulkrun.data.storage.shortages import MORE, is_shortage
-from bulkrun.data.tables.duck import NotASelect, interruptible, locked_connection, single_select, view_of_parquet
+from bulkrun.data.tables.duck import (
+    NotASelect,
+    interruptible,
+    locked_connection,
+    single_select,
+    view_of_parquet,
+    with_text_for_arrow,
+)
 from bulkrun.errors import BulkrunError, RunError, UsageError, first_line
 from bulkrun.scratch import Scratch
 
@@ -65,7 +72,7 @@ def _ask(
     else:
         assert schema is not None, "without parts and without it nothing is asked"
         connection.register("results", schema.empty_table())
-    relation = connection.sql(single_select(connection, sql))
+    relation = with_text_for_arrow(connection.sql(single_select(connection, sql)))
     return (relation if limit is None else relation.limit(limit)).to_arrow_table()
 
 

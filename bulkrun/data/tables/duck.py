@@ -17,6 +17,9 @@ import duckdb
 MEMORY_LIMIT = "1GB"
 MAX_THREADS = 4
 _INTERRUPT_AGAIN_S = 0.05
+# Types whose values are others in Arrow: negative from 2^127 on, without their zone, DuckDB's own bytes.
+_CHANGED_BY_ARROW = frozenset({"uhugeint", "time with time zone", "bit", "bignum"})
+_NESTED = frozenset({"list", "array", "struct", "map", "union"})
 
 _Result = TypeVar("_Result")
 
@@ -81,6 +84,20 @@ def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     if statements[0].type != duckdb.StatementType.SELECT:
         raise NotASelect(f"only SELECT is allowed, but this is {statements[0].type.name}")
     return str(statements[0].query)
+
+
+def changed_by_arrow(kind: Any) -> bool:
+    """Whether Arrow would hold other values than those of this SQL type, or of one inside it."""
+    # An array has its size among its children.
+    inside = [inner for _, inner in kind.children if isinstance(inner, type(kind))] if kind.id in _NESTED else []
+    return kind.id in _CHANGED_BY_ARROW or any(map(changed_by_arrow, inside))
+
+
+def with_text_for_arrow(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """The relation with DuckDB's text of the columns that Arrow would change."""
+    columns = enumerate(zip(relation.columns, map(changed_by_arrow, relation.types), strict=True), start=1)
+    listed = [f"CAST(#{n} AS VARCHAR) AS {_as_name(name)}" if changed else f"#{n}" for n, (name, changed) in columns]
+    return relation.project(", ".join(listed)) if any(map(changed_by_arrow, relation.types)) else relation
 
 
 def view_of_parquet(

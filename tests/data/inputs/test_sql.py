@@ -168,6 +168,8 @@ def test_a_full_disk_is_told_with_the_file_and_what_to_do(
         ("SELECT * FROM read_csv('../*.csv')", "Permission Error"),
         ("SELECT * FROM '/etc/hostname'", "does not exist"),
         ("SELECT id AS a, text AS a FROM input", "two columns of the result are named 'a'"),
+        ("SELECT [md5_number(text)] AS h FROM input", "column 'h' has a type that Parquet does not have (UHUGEINT[])"),
+        ("SELECT '12:00:00+05:30'::TIMETZ AS t FROM input", "'t' has a type that Parquet does not have (TIME WITH"),
         ("SELECT 1 AS n, INTERVAL 1 DAY AS i FROM input", "column 'i' has a type that Parquet does not have (month_"),
         (
             "SELECT union_value(n := 1) AS u FROM input",

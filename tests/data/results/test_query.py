@@ -77,6 +77,17 @@ def test_queries_while_parts_are_published_never_fail_and_never_go_back(run: Pat
     assert run_query(run, "SELECT row FROM results").num_rows == 12 + 30 * 3
 
 
+def test_values_that_arrow_would_change_are_duckdbs_text_of_them(run: Path) -> None:
+    huge = 2**128 - 1
+    sql = (
+        f"SELECT {huge}::UHUGEINT AS h, row, {{'a': [{huge}::UHUGEINT]}} AS H, '12:00:00+05:30'::TIMETZ AS t, "
+        "'101'::BIT AS b, 12::BIGNUM AS n, 7::HUGEINT AS s FROM results ORDER BY row DESC"
+    )
+    table = run_query(run, sql, limit=2)
+    row = [str(huge), 204, f"{{'a': [{huge}]}}", "12:00:00+05:30", "101", "12", 7]
+    assert [list(values) for values in zip(*table.to_pydict().values(), strict=True)] == [row, [row[0], 203, *row[2:]]]
+
+
 def test_the_limit_cuts_the_result(run: Path) -> None:
     assert run_query(run, "SELECT row FROM results ORDER BY row DESC", limit=2).to_pydict() == {"row": [204, 203]}
 
