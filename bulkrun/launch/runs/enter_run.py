@@ -6,8 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bulkrun.errors import RunError
+from bulkrun.errors import ExecutorError, RunError
+from bulkrun.executors.slurm import queued_jobs
 from bulkrun.job.store.aside import move_back
+from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import forget_start, start_anew
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.launch.preparation.prepare import PreparedJob
@@ -42,10 +44,12 @@ class EnteredRun:
 def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view: View) -> EnteredRun:
     """Enter the run of `wanted`; a fresh start moves an older one aside, once all that can be checked has been checked.
 
-    Raises what `check_prepared`, `start_anew` and `PreparedJob.enter` raise.
+    Raises RunError where an array waits for the older one, and what `check_prepared`, `start_anew` and
+    `PreparedJob.enter` raise.
     """
     run, aside = prepared.run, None
     if asked.fresh and run.state.is_dir():
+        _refuse_queued(run)
         check_prepared(prepared, anew=True)
         if aside := start_anew(run, wanted):
             view.note(f"the old results are now in {aside}")
@@ -55,3 +59,14 @@ def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view:
     if began and prepared.spec.generates and (ignored := ignored_defaults(prepared.model_dir)):
         view.note(f"the model's generation_config.json has {', '.join(ignored)}, which is not applied")
     return EnteredRun(prepared, record, began, made_root, aside)
+
+
+def _refuse_queued(run: RunDir) -> None:
+    """Raise RunError for an array that waits for this run: it would work on the new one in its place, and no cancel of
+    that would find it, for its script is moved aside too. A queue that cannot be asked (another machine) is not."""
+    with suppress(ExecutorError):
+        if queued := queued_jobs(run):
+            raise RunError(
+                f"{run.root}: {queued[0].standing}; it would work on the new run: `bulkrun cancel {run.root}` takes "
+                "it out of the queue, then try again"
+            )

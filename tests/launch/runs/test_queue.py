@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.errors import ExecutorError, Interrupted
+from bulkrun.errors import ExecutorError, Interrupted, RunError
 from bulkrun.executors.slurm import QueuedJob
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
@@ -233,6 +233,20 @@ def test_a_submit_that_finds_its_array_held_says_so(
     again = submit_job(Submission(spec=spec), NoView())
     assert isinstance(again, queue.Queued) and not again.new
     assert again.standing == "Slurm job 7_[0] is PENDING (JobHeldUser): it is held; `scontrol release 7` lets it go"
+
+
+@pytest.mark.parametrize("executor", ["slurm", "local"])
+def test_nothing_starts_anew_while_an_array_waits_that_would_work_on_it_unseen(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, executor: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    waits = f'echo "7|7|7_[0]|PENDING||Resources|bulkrun-q|/|$2" > {tmp_path}/queue; echo 7'
+    programs(tmp_path / "bin", monkeypatch, sbatch=waits, squeue=f"cat {tmp_path}/queue")
+    submit_job(Submission(spec=spec), NoView())
+    asked = Submission(spec=spec.with_keys(run={"executor": executor}), fresh=True)
+    with pytest.raises(RunError, match=r"Slurm job 7_\[0\] is PENDING .*`bulkrun cancel out` takes it out"):
+        submit_job(asked, NoView())
+    assert Path("out/.bulkrun/run.json").exists() and not list(Path().glob("out.*"))
 
 
 def test_submits_at_the_same_time_put_one_array_into_the_queue(
