@@ -5,11 +5,15 @@ Each is the command that a user typed, as values; as a command again it says how
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from bulkrun.data.storage.paths import user_path
+from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 
@@ -23,9 +27,9 @@ class Night:
     full_refresh: bool
     on_vanished: str
 
-    def command(self, _run: RunDir, record: RunRecord) -> str:
+    def command(self, run: RunDir, record: RunRecord) -> str:
         """The command as a shell takes it; `record` is tonight's."""
-        return submit_command(record) + (" --full-refresh" if self.full_refresh else "")
+        return submit_command(run, record) + (" --full-refresh" if self.full_refresh else "")
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,22 @@ def cause_of(document: Mapping[str, Any]) -> Cause:
     raise TypeError(f"no kind of update is {kind!r}")
 
 
-def submit_command(record: RunRecord) -> str:
-    """The command that a record was made by, as a shell takes it."""
-    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{_options('--set', record.overrides)}"
+def submit_command(run: RunDir, record: RunRecord) -> str:
+    """The command that a record was made by, as a shell takes it; for a run that was moved, with where it is now."""
+    settings = record.overrides
+    if _was_moved(run, str(record.job["output"]["path"])):
+        elsewhere = [setting for setting in settings if not setting.startswith("output.path=")]
+        settings = [*elsewhere, f"output.path={run.root}"]
+    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{_options('--set', settings)}"
+
+
+def _was_moved(run: RunDir, path: str) -> bool:
+    """Whether a run lies elsewhere than at its `output.path`, which may be relative to a folder that nobody knows."""
+    if is_remote(path):
+        return False
+    parts = Path(os.path.normpath(user_path(path))).parts
+    named = parts[sum(part == ".." for part in parts) :]
+    return bool(named) and Path(os.path.normpath(run.root.absolute())).parts[-len(named) :] != named
 
 
 def _options(name: str, values: Sequence[str]) -> str:

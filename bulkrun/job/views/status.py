@@ -237,4 +237,4 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
         return f"bulkrun errors {root}"
     if read_totals(run) is not None:
         return f"bulkrun verify {root}"
-    return submit_command(record)
+    return submit_command(run, record)

@@ -77,7 +77,7 @@ def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None
     if not run.run_json.exists() or not (run.success.exists() or must_settle(run, read_record(run), wanted)):
         return
     settings = [override for override in wanted.overrides if not override.startswith("run.executor=")]
-    command = submit_command(replace(wanted, overrides=settings)) + (" --full-refresh" if full_refresh else "")
+    command = submit_command(run, replace(wanted, overrides=settings)) + (" --full-refresh" if full_refresh else "")
     raise ExecutorError(
         f"{run.root}: only the first run of an incremental job can be an array; a later one runs where it is "
         f"started, so submit that to the queue: sbatch --wrap {shlex.quote(f'{command} --executor local')}"

@@ -72,6 +72,16 @@ def test_the_next_command_has_the_settings_of_the_first(tmp_path: Path) -> None:
     assert said == "bulkrun submit 'my job.yaml' --set 'output.path=a b' --set run.workers=2"
 
 
+@pytest.mark.parametrize("path", ["first", "../first", "/somewhere/first"])
+def test_the_next_command_of_a_run_that_was_moved_leads_to_it(tmp_path: Path, path: str) -> None:
+    run, record = enter(tmp_path / "first", job(Path(path)))
+    settings = [f"output.path={path}", "run.workers=2"]
+    replace_json(run.run_json, record_document(replace(record, job_file="job.yaml", overrides=settings)))
+    moved = run.root.rename(tmp_path / "second")
+    said = read_status(RunDir(moved)).next_command
+    assert said == f"bulkrun submit job.yaml --set run.workers=2 --set output.path={moved}"
+
+
 def test_a_finished_run_whose_results_went_is_no_completed_one(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "out")
     start(run.root, make_rows(30), job(run.root))
