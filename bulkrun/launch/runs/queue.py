@@ -19,6 +19,7 @@ from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
+from bulkrun.job.views.status import read_status
 from bulkrun.job.views.team import TeamProgress
 from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.processes.signals import drain_on_signal
@@ -116,6 +117,17 @@ def _waited_enough(queued: Queued, signal: str | None) -> Interrupted:
     return Interrupted(f"stopped waiting by {signal}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it")
 
 
+def _left_the_queue(queued: Queued) -> str:
+    """What Slurm says of an array that ended too early, and what its workers said of their failure."""
+    run, how, found = queued.run, how_it_ended(queued.run), read_status(queued.run)
+    why = f" ({how})" if how else ""
+    said = f": {found.message}" if found.state == "failed" else ""
+    return (
+        f"{run.root}: job {queued.job_id} left the queue before the run was finished{why}{said}; "
+        f"`bulkrun logs {run.root}` shows more; the same command continues"
+    )
+
+
 class _ArrayWatch:
     """Whether a run's array is still in the queue, asked now and then. No answer is none: the array may well work."""
 
@@ -139,11 +151,7 @@ class _ArrayWatch:
         self._say_why_they_wait(jobs)
         self._gone = 0 if jobs else self._gone + 1
         if self._gone >= _TIMES_GONE:
-            root, how = self._queued.run.root, how_it_ended(self._queued.run)
-            raise ExecutorError(
-                f"{root}: job {self._queued.job_id} left the queue before the run was finished"
-                f"{f' ({how})' if how else ''}; `bulkrun logs {root}` shows more; the same command continues"
-            )
+            raise ExecutorError(_left_the_queue(self._queued))
 
     def _say_why_they_wait(self, jobs: list[QueuedJob]) -> None:
         """Each reason once: some come and go for hours."""

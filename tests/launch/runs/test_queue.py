@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import ExecutorError, Interrupted, RunError
 from bulkrun.executors.slurm import QueuedJob
 from bulkrun.job.jobfile.load import job_of
@@ -23,7 +24,7 @@ from bulkrun.job.store import cancel
 from bulkrun.job.store.cancel import CancelWatch, request_cancel
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import LifeWatch, Worker
+from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
 from bulkrun.launch.python_api.run_job import run_job
 from bulkrun.launch.runs import queue, queue_turn
 from bulkrun.launch.runs.preview import check_job
@@ -220,6 +221,16 @@ def test_what_became_of_an_array_that_left_the_queue_is_said(
     with pytest.raises(
         ExecutorError, match=r"was finished \(Slurm job 7 ended: OUT_OF_MEMORY, raise slurm\.mem.*\); `"
     ):
+        queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
+
+
+def test_who_waits_reads_what_the_workers_of_an_array_failed_with(
+    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = WorkerState(Worker("w", "another node", 1, "1"), 3, "runner", "failed", "RunError: the disk is full")
+    replace_json(unfinished.worker_file("w"), asdict(state))
+    monkeypatch.setattr(queue, "queued_jobs", lambda run: [])
+    with pytest.raises(ExecutorError, match=r"job 7 left .* finished: RunError: the disk is full; `bulkrun logs"):
         queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
 
 
