@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bulkrun.data.storage.durable import remove_tree
 from bulkrun.errors import ExecutorError, RunError
 from bulkrun.executors.slurm import queued_jobs
 from bulkrun.job.store.aside import move_back
@@ -37,8 +38,7 @@ class EnteredRun:
         with suppress(RunError, OSError):
             forget_start(run, self.record, with_root=self.made_root)
             if self.aside is not None:
-                move_back(run, self.aside)
-                view.note(f"the old results are back in {run.root}")
+                _bring_back(run, self.aside, view)
 
 
 def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view: View) -> EnteredRun:
@@ -54,7 +54,12 @@ def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view:
         if aside := start_anew(run, wanted):
             view.note(f"the old results are now in {aside}")
     made_root = not run.root.exists()
-    record = prepared.enter(wanted, resume_anyway=asked.resume_anyway)
+    try:
+        record = prepared.enter(wanted, resume_anyway=asked.resume_anyway)
+    except RunError:  # a full disk
+        if aside is not None:
+            _undo_start(run, aside, view)
+        raise
     began = record.run_id == wanted.run_id
     if began and prepared.spec.generates and (ignored := ignored_defaults(prepared.model_dir)):
         view.note(f"the model's generation_config.json has {', '.join(ignored)}, which is not applied")
@@ -70,3 +75,16 @@ def _refuse_queued(run: RunDir) -> None:
                 f"{run.root}: {queued[0].standing}; it would work on the new run: `bulkrun cancel {run.root}` takes "
                 "it out of the queue, then try again"
             )
+
+
+def _undo_start(run: RunDir, aside: Path, view: View) -> None:
+    """Remove what was made of a run before its record, unless another process has made one meanwhile."""
+    with suppress(RunError, OSError):
+        if not run.run_json.exists():
+            remove_tree(run.state)
+            _bring_back(run, aside, view)
+
+
+def _bring_back(run: RunDir, aside: Path, view: View) -> None:
+    move_back(run, aside)
+    view.note(f"the old results are back in {run.root}")

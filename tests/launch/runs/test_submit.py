@@ -28,6 +28,7 @@ from bulkrun.job.store.workers import Worker, read_workers
 from bulkrun.job.views.listing import statuses
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
 from bulkrun.launch.processes.planner import PlannerProcess, plan_run
+from tests.full_disk import file_size_limit
 from tests.launch.one_process import one_process
 from tests.signalled import LONG_SELECT
 from tests.waiting import wait_until
@@ -99,6 +100,15 @@ def test_old_results_come_back_when_only_the_whole_input_shows_what_is_wrong(fol
     refused = submit_with_processes("input.on_duplicate=fail", flags=("--fresh",))
     assert refused.exit_code == 2 and "the old results are back in out" in refused.stderr
     assert ids(folder / "out") == before and not aside_of(folder)
+
+
+def test_a_fresh_start_on_a_full_disk_puts_the_old_results_back(folder: Path) -> None:
+    assert submit().exit_code == 0
+    with file_size_limit(100):
+        refused = submit(flags=("--fresh",))
+    assert refused.exit_code == 1 and "run.json" in refused.stderr
+    assert "the old results are back in out" in refused.stderr
+    assert (folder / "out/_SUCCESS").exists() and not list(folder.glob("out.*"))
 
 
 def test_a_fresh_start_says_where_the_old_results_are(folder: Path) -> None:
