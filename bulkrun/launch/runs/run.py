@@ -42,6 +42,7 @@ from bulkrun.launch.processes.worker import command
 _TEND_EVERY_S = 0.1
 _LOOK_EVERY_S = 1.0
 _END_GRACE_S = 5.0  # after the run's end: workers end by themselves, but for one that is frozen
+_TIME_LIMIT = "its time limit"
 
 
 class Workers(Protocol):
@@ -155,16 +156,17 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
 
 def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
     """What stopped an unfinished run, and who continues it: inside a Slurm job whose time is up, Slurm."""
-    cancelled = drain.cancelled()
-    by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
+    cancelled, allocation = drain.cancelled(), current_allocation()
+    limit = read_record(run).job["run"]["walltime"]
+    has_end = limit is not None or (allocation is not None and allocation.ends_at is not None)
+    by_itself = _TIME_LIMIT if has_end else "a signal to its workers"
+    by = drain.received or ("bulkrun cancel" if cancelled else by_itself)
     next_turn = "run the same command again to continue"
-    allocation = current_allocation()
     if allocation is not None and not cancelled and drain.received in (None, "SIGUSR1"):
         # Said first: the cluster ends at once what it takes back.
         view.phase(f"stopped by {by}, all is saved: asking Slurm to start job {allocation.job_id} again")
         next_turn = "Slurm starts it again" if allocation.requeue() else next_turn
-    if by == "its time limit" and not run.holds_results:
-        limit = read_record(run).job["run"]["walltime"]
+    if by == _TIME_LIMIT and not run.holds_results:
         why = f"run.walltime, {limit:g} s," if limit is not None else "the allocation's time"
         next_turn = (
             f"{why} leaves no time after start-up: allow more, or every turn will end like this; then {next_turn}"

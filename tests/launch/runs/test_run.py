@@ -89,6 +89,34 @@ def test_a_cancel_that_a_worker_hears_first_is_not_taken_for_a_time_limit(
         run_to_end(Prepared(run, spec), record, NoView(), drain)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("walltime", "end", "why"),
+    [
+        (None, None, "a signal to its workers: 0 rows are done and saved; run the same command again"),
+        (60.0, None, "its time limit: 0 rows are done and saved; run.walltime, 60 s, leaves no time"),
+        (None, "4000000000", "its time limit: 0 rows are done and saved; the allocation's time leaves no time"),
+    ],
+)
+def test_workers_that_end_early_had_a_time_limit_only_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, walltime: float | None, end: str | None, why: str
+) -> None:
+    spec = job(tmp_path / "out", run={"walltime": walltime})
+    run, record = enter(tmp_path / "out", spec)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if end is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("SLURM_JOB_END_TIME", end)
+        monkeypatch.setattr("bulkrun.executors.allocation._say", lambda *_: None)
+
+    class Stopped(Frozen):
+        def tend(self) -> bool:
+            return False
+
+    monkeypatch.setattr(module, "_make_workers", lambda *_: Stopped())
+    with pytest.raises(Interrupted, match=f"stopped by {why}"):
+        run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]
+
+
 def test_a_worker_that_comes_after_the_end_brings_what_the_bucket_lacks(bucket: Bucket, tmp_path: Path) -> None:
     start_bucket_run(tmp_path / "s", bucket.url("out"))
     run = RunDir(tmp_path / "s")
