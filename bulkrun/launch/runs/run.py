@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.allocation import current_allocation
-from bulkrun.executors.devices import worker_environments
+from bulkrun.executors.devices import visible_gpus, worker_environments
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
@@ -108,9 +108,19 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
                 "what is missing by comparing"
             )
         view.phase("checking the input and the model")
-        spec = JobSpec.model_validate(record.job)
-        asked = {} if workers is None else {"workers": workers}
-        return run_to_end(prepare(spec.with_keys(output={"path": str(root)}, run=asked)), record, view, drain)
+        spec = working_here(JobSpec.model_validate(record.job), workers)
+        return run_to_end(prepare(spec.with_keys(output={"path": str(root)})), record, view, drain)
+
+
+def working_here(spec: JobSpec, workers: int | None = None) -> JobSpec:
+    """The job as this process runs it, with so many workers; None: as it says.
+
+    With Slurm it says how many elements the array has. Here is one of them, or one more: it has its GPUs' workers.
+    """
+    if spec.run.executor != "slurm":
+        return spec if workers is None else spec.with_keys(run={"workers": workers})
+    gpus = visible_gpus() if workers is None and spec.engine.device != "cpu" else []
+    return spec.with_keys(run={"executor": "local", "workers": workers or max(1, len(gpus))})
 
 
 def leave_finished(

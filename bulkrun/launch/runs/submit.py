@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from bulkrun.errors import InputError, UsageError
 from bulkrun.executors.allocation import current_allocation
-from bulkrun.executors.devices import visible_gpus
-from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.late_delivery import deliver_late
@@ -17,7 +15,7 @@ from bulkrun.launch.processes.stoppable import stoppable
 from bulkrun.launch.runs.enter_run import enter_run
 from bulkrun.launch.runs.nightly import submit_again
 from bulkrun.launch.runs.queue import Queued, put_into_queue, wait_for
-from bulkrun.launch.runs.run import Submitted, View, leave_finished, run_to_end
+from bulkrun.launch.runs.run import Submitted, View, leave_finished, run_to_end, working_here
 from bulkrun.launch.runs.submission import Submission
 
 
@@ -27,17 +25,11 @@ def submit_job(asked: Submission, view: View, *, wait: bool = False) -> Queued |
     Raises what `submit` and Slurm raise.
     """
     if asked.spec.run.executor == "slurm" and current_allocation() is not None:
-        asked = replace(asked, spec=_as_one_element(asked.spec))
+        asked = replace(asked, spec=working_here(asked.spec))
     if asked.spec.run.executor != "slurm":
         return submit(asked, view)
     done = put_into_queue(asked, view)
     return wait_for(done, view) if wait and isinstance(done, Queued) else done
-
-
-def _as_one_element(spec: JobSpec) -> JobSpec:
-    """Inside a Slurm job: work right here. `run.workers` counts array elements; one of them has its GPUs' workers."""
-    workers = len(visible_gpus()) if spec.engine.device != "cpu" else 1
-    return spec.with_keys(run={"executor": "local", "workers": max(1, workers)})
 
 
 def submit(asked: Submission, view: View) -> Submitted:

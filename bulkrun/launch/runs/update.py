@@ -13,7 +13,7 @@ from bulkrun.job.update.staging import is_merging, read_update
 from bulkrun.job.work.delivery import deliver
 from bulkrun.launch.preparation.prepare import prepare_as_of
 from bulkrun.launch.processes.signals import DrainOnSignal
-from bulkrun.launch.runs.run import Submitted, View, run_to_end
+from bulkrun.launch.runs.run import Submitted, View, run_to_end, working_here
 
 
 def finish_update(run: RunDir, view: View, drain: DrainOnSignal, *, workers: int | None = None) -> Submitted:
@@ -22,9 +22,7 @@ def finish_update(run: RunDir, view: View, drain: DrainOnSignal, *, workers: int
     assert update is not None, "something is staged"
     if update.rows and not is_merging(run) and read_totals(run.staged) is None:
         record = read_record(run.staged)
-        spec = JobSpec.model_validate(record.job)
-        if workers is not None:
-            spec = spec.with_keys(run={"workers": workers})
+        spec = working_here(JobSpec.model_validate(record.job), workers)
         run_to_end(prepare_as_of(record, spec, run.staged.root), record, view, drain)
     view.phase("putting the rows into the results")
     totals = merge(run)

@@ -25,9 +25,11 @@ from bulkrun.job.store.cancel import CancelWatch, request_cancel
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
+from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.python_api.run_job import run_job
 from bulkrun.launch.runs import queue, queue_turn
 from bulkrun.launch.runs.preview import check_job
+from bulkrun.launch.runs.run import join
 from bulkrun.launch.runs.submission import Submission
 from bulkrun.launch.runs.submit import submit_job
 from tests.job.bucket_runs import start_bucket_run
@@ -64,6 +66,20 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setattr("bulkrun.launch.runs.submit.submit", lambda asked, view: submitted.append(asked.spec))
     submit_job(Submission(spec=spec), NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
+
+
+@pytest.mark.parametrize(("asked", "gpus", "workers"), [(None, "", 1), (None, "0,1", 2), (3, "0,1,2,3", 3)])
+def test_who_helps_with_a_slurm_run_by_hand_is_one_more_element(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, asked: int | None, gpus: str, workers: int
+) -> None:
+    prepared = prepare(spec)
+    prepared.enter(prepared.record(None), resume_anyway=False)
+    joined: list[JobSpec] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
+    monkeypatch.setattr("bulkrun.launch.runs.run.run_to_end", lambda prepared, *_: joined.append(prepared.spec))
+    join(Path("out"), asked, NoView())
+    assert [one.run.workers for one in joined] == [workers]
 
 
 def test_on_a_login_node_without_slurm_it_says_so_and_leaves_no_run_behind(
