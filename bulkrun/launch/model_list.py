@@ -76,6 +76,8 @@ def describe_model(name: str) -> dict[str, Any]:
 
 def _heads(config: ModelConfig) -> str:
     """Of queries, and of keys and values: as many kinds as layers have."""
+    if not config.layers_kv:
+        return "none"
     if config.latent_dim is not None:
         return f"{config.num_heads} query, a latent of {config.latent_dim} + {config.head_dim - config.latent_dim}"
     kinds = dict.fromkeys(f"{kv.num_heads} key/value of {kv.head_dim}" for kv in config.layers_kv)

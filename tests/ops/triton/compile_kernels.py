@@ -162,13 +162,19 @@ def linear_attention(dtype: torch.dtype) -> None:
 
 
 def state_spaces(dtype: torch.dtype) -> None:
-    """A step of decoding, and one with prompts, of Mamba 2's heads, and the norms behind them."""
+    """A step of decoding, and one with prompts, of Mamba's channels and Mamba 2's heads, and the norms behind them."""
     of_heads = torch.zeros(48)
     for size, head_dim in ((16, 64), (64, 64), (128, 64), (256, 128)):
         xbc_TC = torch.zeros(24, 48 * head_dim + 2 * size, dtype=dtype)
         state = torch.zeros(NUM_ROWS, 48, size, head_dim)
         for parts in (DECODE, MIXED):
             ops.state_space(xbc_TC, xbc_TC[:, :48], of_heads, of_heads, of_heads, state, make_meta(parts))
+    for num_channels, size in ((5120, 16), (8192, 16), (1536, 128)):
+        of_channels = torch.zeros(num_channels)
+        x_TC, b_TN = torch.zeros(24, num_channels, dtype=dtype), torch.zeros(24, size, dtype=dtype)
+        rate_NC, state = torch.zeros(size, num_channels), torch.zeros(NUM_ROWS, num_channels // 64, size, 64)
+        for parts in (DECODE, MIXED):
+            ops.selective_scan(x_TC, x_TC, b_TN, b_TN, x_TC, rate_NC, of_channels, of_channels, state, make_meta(parts))
     for num_groups in (1, 8):
         groups_TGE = torch.zeros(24, num_groups, 8192 // num_groups, dtype=dtype)
         ops.gated_rms_norm(groups_TGE, groups_TGE, groups_TGE[0], 1e-6, norm_before_gate=False)
