@@ -69,7 +69,10 @@ def print_table(
     for row in rows:
         table.add_row(*(_Clipped(Text(cell_text(cell)), max_lines) for cell in row))
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if sys.stdout.isatty() else None
-    Console(width=width or _WIDTH_WITHOUT_TERMINAL, highlight=False).print(table)
+    console = Console(width=width or _WIDTH_WITHOUT_TERMINAL, highlight=False)
+    with console.capture() as shown:  # where nobody reads it any more, rich ends the process in its own way
+        console.print(table)
+    sys.stdout.write(shown.get())
 
 
 class _Clipped(NamedTuple):
