@@ -42,21 +42,33 @@ def _fill(descriptor: int, flags: int) -> None:
     os.set_inheritable(opened, True)  # or it is closed again in every child
 
 
-class _Stderr(io.FileIO):
+class _Whole(io.FileIO):
+    """Writes all of what it is given: also where nothing is buffered (`python -u`), which would drop the rest without a
+    word, and where it is full and somebody made it non-blocking."""
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data)
+        while rest:
+            if (written := super().write(rest)) is None:
+                select.select([], [self], [])
+            else:
+                rest = rest[written:]
+        return len(data)
+
+
+class _Stderr(_Whole):
     """Where it can no longer be written (a full disk, a reader that went away) what is said is dropped: it ends no work
     that it is only about."""
 
     def write(self, data: Any, /) -> int:
         try:
-            while (written := super().write(data)) is None:  # full, and somebody made it non-blocking
-                select.select([], [self], [])
-            return written
+            return super().write(data)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
 
 
-class _Stdout(io.FileIO):
+class _Stdout(_Whole):
     """Its errors say that it is stdout: a file that is read has none to say for itself, either."""
 
     def write(self, data: Any, /) -> int:
