@@ -40,7 +40,9 @@ class Pipeline:
         run, worker, spec = attempt.run, attempt.worker.id, attempt.spec
         self._log, self._next_partials = attempt.log, 0.0
         self.plan = PlanView(run)
-        self.progress = WorkerProgress(self.plan, spec.sampled, generates=spec.generates)
+        self.progress = WorkerProgress(
+            self.plan, spec.sampled, max_model_len=engine.max_model_len, generates=spec.generates
+        )
         self.deadline = Deadline(deadline)
         identity = RunIdentity.of(attempt.record, spec)
         self.recorder = Recorder(run, identity, decode, worker, checkpoint_every=spec.run.checkpoint_every)

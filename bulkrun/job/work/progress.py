@@ -98,11 +98,12 @@ class WorkerProgress:
         sampling: SamplingSpec,
         clock: Callable[[], float] = time.monotonic,
         *,
+        max_model_len: int,
         generates: bool = True,
     ) -> None:
         self._plan, self._clock, self._generates = plan, clock, generates
         self._samples, self._outputs = sampling.n, sampling.generations  # rows of an input row, and what they are of
-        self._expected_output = sampling.to_params().max_tokens  # before any ended
+        self._expected_output = min(sampling.to_params().max_tokens, max_model_len)  # before any ended
         self._began = clock()
         self._committed = Tally()
         self._open: dict[int, Tally] = {}  # of shards that this worker has open

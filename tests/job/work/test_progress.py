@@ -36,7 +36,7 @@ def part(shard: int, rows: int, errors: int = 0) -> PartInfo:
 
 def test_rows_come_from_parts_and_open_shards_without_counting_any_twice(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, [ShardInfo(number, 0, 10, 100, 0) for number in range(3)])
-    progress = WorkerProgress(plan, SamplingSpec(max_tokens=8), Clock())
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=8), Clock(), max_model_len=2048)
     progress.committed(0, part(0, 10, errors=2))
     progress.opened(1, already_done=4, refused=1)
     progress.answered(1, 3, completion(7, 5))
@@ -50,7 +50,7 @@ def test_rows_come_from_parts_and_open_shards_without_counting_any_twice(tmp_pat
 
 def test_rates_forget_what_is_older_than_a_minute(tmp_path: Path) -> None:
     clock = Clock()
-    progress = WorkerProgress(plan_of(tmp_path, []), SamplingSpec(max_tokens=8), clock)
+    progress = WorkerProgress(plan_of(tmp_path, []), SamplingSpec(max_tokens=8), clock, max_model_len=2048)
     tokens = 0
     for second in range(200):
         tokens += 1000 if second < 100 else 10
@@ -66,7 +66,7 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
     clock, rng = Clock(), random.Random(1)
     shards = [ShardInfo(number, 0, 20, 20 * (1000 - 100 * number), 0) for number in range(10)]
     plan = plan_of(tmp_path, shards)
-    progress = WorkerProgress(plan, SamplingSpec(max_tokens=50), clock)
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=50), clock, max_model_len=2048)
     prompt_tokens = output_tokens = 0
     speed, estimates = 500.0, []
     for info in shards:
@@ -82,6 +82,14 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
         progress.committed(info.shard, part(info.shard, info.rows))
     for now, eta in estimates[:150]:
         assert eta is not None and abs(eta - (clock.now - now)) < 0.15 * (clock.now - now)
+
+
+def test_no_output_is_expected_to_be_longer_than_the_model_allows(tmp_path: Path) -> None:
+    """Else a worker that knows its end begins hardly a row of a job that says "as many as fit" with a large number."""
+    plan = plan_of(tmp_path, [ShardInfo(0, 0, 10, 100, 0)])
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=10**400), Clock(), max_model_len=2048)
+    assert progress.mean_output == 2048
+    assert progress.snapshot().rows_done == 0
 
 
 def test_hopeless_jobs_are_told_from_unlucky_ones(tmp_path: Path) -> None:
