@@ -21,6 +21,7 @@ import pyarrow as pa
 from bulkrun.data.storage.hub import HubPath, fetch, is_on_hub
 from bulkrun.data.storage.paths import expand, is_hidden, matches, partition_folders, user_path
 from bulkrun.data.storage.remote import RemotePath, find_objects, is_remote
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import InputError
 
 Format = Literal["parquet", "jsonl", "csv"]
@@ -157,6 +158,8 @@ def _describe(path: Path, folders: str) -> InputFile:
         raise InputError(f"{path}: a link to {path.readlink()}, which does not exist; fix the link or remove it")
     if not path.is_file():
         raise InputError(f"{path}: not a regular file (an input is read more than once, so it cannot be a pipe)")
+    if not is_unicode(str(path)):
+        raise InputError(f"{str(path)!a}: the name is not UTF-8, as that of an input has to be; rename it")
     stat = path.stat()
     return InputFile(path, *_kind(path, stat.st_size), stat.st_size, stat.st_mtime_ns, folders)
 

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 import duckdb
 
+from bulkrun.data.types.json_types import is_unicode
+from bulkrun.errors import InputError
+
 MEMORY_LIMIT = "1GB"
 MAX_THREADS = 4
 _INTERRUPT_AGAIN_S = 0.05
@@ -33,10 +36,14 @@ def locked_connection(
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory database that can read `files` and what is in `folders`, spilling to the folder `spill` if any.
 
-    `objects` is the fsspec file system of those files that are `s3://` URLs.
+    `objects` is the fsspec file system of those files that are `s3://` URLs. Raises InputError for a path that DuckDB
+    cannot be told.
     """
-    connection = duckdb.connect(":memory:")
     paths, roots = ([str(path) for path in named] for named in (files, folders))
+    for path in (*paths, *roots):
+        if not is_unicode(path):
+            raise InputError(f"{path!a}: the path is not UTF-8, where DuckDB reads nothing; rename the folder")
+    connection = duckdb.connect(":memory:")
     if objects is not None:
         connection.register_filesystem(objects)
     settings: dict[str, object] = {

@@ -17,6 +17,7 @@ from pathlib import Path
 from bulkrun.data.storage.paths import user_path
 from bulkrun.data.storage.remote import insist, is_remote
 from bulkrun.data.storage.store_errors import endpoint
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError, RunError, UsageError
 from bulkrun.job.store.bucket_owner import OWNER
 from bulkrun.job.store.object_store import ObjectPrefix
@@ -46,7 +47,7 @@ def find_run(run: str) -> RunDir:
 
 def check_place(run: RunDir) -> None:
     """Raise JobFileError where the run's directory cannot be made or written: asked of what is there of its path."""
-    refuse_place_of_staged(run)
+    refuse_odd_place(run)
     there = next(path for path in (run.root.absolute(), *run.root.absolute().parents) if path.exists())
     if not there.is_dir():
         raise JobFileError([f"output.path: {there} is a file, not a directory; choose another output.path"])
@@ -58,8 +59,11 @@ def check_place(run: RunDir) -> None:
         raise JobFileError([f"output.path: {what}; choose another output.path"]) from None
 
 
-def refuse_place_of_staged(run: RunDir) -> None:
-    """Raise JobFileError where a job names the place that is for what is staged in a run."""
+def refuse_odd_place(run: RunDir) -> None:
+    """Raise JobFileError for the place that is for what is staged in a run, and for one that nobody could read."""
+    if not is_unicode(str(run.root.absolute())):
+        what = f"{str(run.root.absolute())!a} is not UTF-8, where no Parquet file can be read"
+        raise JobFileError([f"output.path: {what}; rename the folder, or choose another output.path"])
     if run.is_staged:
         what = f"{run.root} is where bulkrun keeps the rows of a retry or an incremental night"
         raise JobFileError([f"output.path: {what}; choose another output.path"])

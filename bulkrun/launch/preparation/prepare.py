@@ -30,7 +30,7 @@ from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import differences
-from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
+from bulkrun.job.store.places import refuse_odd_place, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
 from bulkrun.job.store.run_record import RunRecord, new_record, read_record, record_document
@@ -155,7 +155,7 @@ class PreparedJob:
 
         Raises JobFileError for an output.path where no job's results can be.
         """
-        refuse_place_of_staged(self.run)
+        refuse_odd_place(self.run)
         try:
             return open_run(self.run, wanted, resume_anyway=resume_anyway)
         except ResumeError as error:

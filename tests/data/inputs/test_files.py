@@ -169,6 +169,12 @@ def test_a_directory_without_input_files_is_an_error(tmp_path: Path) -> None:
         find_files(str(tmp_path))
 
 
+def test_a_name_that_is_not_utf8_is_refused_before_a_message_about_a_row_has_to_hold_it(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}\n")
+    with pytest.raises(InputError, match=r"caf\\udce9\.jsonl': the name is not UTF-8.*rename it"):
+        find_files(str(tmp_path))
+
+
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(InputError, match="not a regular file"):

@@ -15,7 +15,7 @@ import pytest
 from bulkrun.data.results import query
 from bulkrun.data.results.query import run_query
 from bulkrun.data.results.schema import output_schema
-from bulkrun.errors import BulkrunError, RunError, UsageError
+from bulkrun.errors import BulkrunError, InputError, RunError, UsageError
 from tests.signalled import LONG_SELECT, signalled_after
 
 SCHEMA = output_schema(pa.schema([("title", pa.string())]))
@@ -44,6 +44,12 @@ def run(tmp_path: Path) -> Path:
 def test_results_are_the_rows_of_all_parts(run: Path) -> None:
     table = run_query(run, "SELECT count(*) AS n, max(row) AS last FROM results")
     assert table.to_pylist() == [{"n": 12, "last": 204}]
+
+
+def test_a_run_that_was_moved_where_duckdb_reads_nothing_is_told_so(run: Path) -> None:
+    moved = run.rename(run.with_name(os.fsdecode(b"caf\xe9")))
+    with pytest.raises(InputError, match=r"caf\\udce9': the path is not UTF-8.*rename the folder"):
+        run_query(moved, "SELECT 1 FROM results")
 
 
 def test_no_progress_bar_comes_on_stdout_where_python_has_no_script() -> None:
