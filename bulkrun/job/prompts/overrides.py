@@ -123,7 +123,7 @@ def _plain_number(value: Decimal) -> int | float:
 def _structure(value: Any) -> Structure:
     """A JSON schema, as an object or as text, or what the key itself takes: {choice: ...} and the like."""
     given = _parsed(value) if isinstance(value, str) else without_nulls(value)
-    if isinstance(given, dict) and len(given) == 1 and given.keys() <= KINDS.keys():  # as a schema it would say nothing
+    if isinstance(given, dict) and given and given.keys() <= KINDS.keys():  # as a schema it would say nothing
         try:
             structure = structure_of({"structured_outputs": given})
         except BadBody as problem:

@@ -227,6 +227,7 @@ def test_rows_of_json_lines_keep_the_shapes_that_they_have(tmp_path: Path) -> No
     [
         ({"choice": ["yes", "no"], "regex": None, "json": None}, {"choice": ["yes", "no"]}),
         ('{"regex": "[0-9]{3}"}', {"regex": "[0-9]{3}"}),
+        ('{"regex": null, "choice": ["yes", "no"]}', {"choice": ["yes", "no"]}),
         ({"grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
         ({"json": {"type": "integer"}}, '{"type": "integer"}'),
         ('{"json": "{}"}', "{}"),
@@ -246,6 +247,7 @@ def test_a_cell_may_say_what_the_key_itself_says(cell: Any, kept: Any) -> None:
     [
         ({"choice": []}, r"\(sampling.structured_outputs\): choice: .* is not a list of texts, one at least"),
         ('{"regex": 5}', r"\(sampling.structured_outputs\): regex: 5 is not text"),
+        ({"choice": ["a"], "regex": "b"}, r"\(sampling.structured_outputs\): .*exactly one of json, regex, choice"),
         ('{"choice": null}', r"\(sampling.structured_outputs\): .*exactly one of json, regex, choice, grammar"),
     ],
 )
