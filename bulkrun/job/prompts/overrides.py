@@ -7,6 +7,7 @@ rows can be compared by it. Knows nothing of prompts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -24,6 +25,7 @@ from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import BOUNDS, RowError
 
 _CACHED_COMBINATIONS = 4096
+_NO_PLACES = re.compile(r"(?<=[0-9])\.0*\s*\Z", re.ASCII)  # as pandas writes a column of integers and nulls to CSV
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -107,7 +109,7 @@ def _number(kind: type[int] | type[float], value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
     try:
-        number = kind(value)
+        number = kind(_NO_PLACES.sub("", value) if kind is int and isinstance(value, str) else value)
     except (ValueError, OverflowError):
         number = None
     if number is None or (not isinstance(value, str) and number != value):

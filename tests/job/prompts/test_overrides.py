@@ -43,6 +43,7 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
     assert isinstance(sampling, RowSampling) and (sampling.max_tokens, sampling.greedy) == (7, False)
     assert sampling.overrides == '{"max_tokens":7,"stop":["a","b"],"temperature":1.0}'
     assert sampling == of_row(s=["a", "b"], m=7, t=1.0) == of_row(m="7", t=" 1", s=["a", "b"])
+    assert sampling == of_row(m="7.0", t="1.0", s=["a", "b"]) == of_row(m=" 7. ", t=1, s=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,8 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
         ("m", 2.5),
         ("m", Decimal("2.5")),
         ("m", "many"),
+        ("m", "2.50"),
+        ("m", ".0"),
         ("m", True),
         ("m", math.inf),
         ("t", -1),
