@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.jobfile.python_values import as_yaml
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, Offer, Tool
 from bulkrun.job.work.answers import AnswerReader
@@ -72,7 +73,7 @@ class LLM:
 
     def __init__(self, model: str | PathLike[str], *, seed: int = 0, **engine: Unpack[EngineSettings]) -> None:
         model = fspath(model) if isinstance(model, PathLike) else model
-        if type(seed) is not int:
+        if type(seed := as_yaml(seed)) is not int:
             raise UsageError(f"seed: {seed!r:.60} is not a whole number")
         if other := [name for name in _OTHER_TASKS if name in engine]:
             raise UsageError(

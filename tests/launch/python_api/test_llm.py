@@ -384,7 +384,7 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
 
 def test_a_model_is_a_name_or_a_path_and_a_seed_a_number() -> None:
     with pytest.raises(ModelError, match="nowhere"):
-        bulkrun.LLM(Path("./nowhere"))
+        bulkrun.LLM(Path("./nowhere"), seed=np.int64(7))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="seed: 'a' is not a whole number"):
         bulkrun.LLM("bundled:tiny", seed="a")  # type: ignore[arg-type]
 
