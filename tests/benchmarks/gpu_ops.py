@@ -33,6 +33,7 @@ from tests.benchmarks.gpu_encoder_cases import encoder_cases
 from tests.benchmarks.gpu_expert_cases import expert_cases
 from tests.benchmarks.gpu_four_bit_cases import four_bit_cases
 from tests.benchmarks.gpu_latent_cases import latent_cases
+from tests.benchmarks.gpu_state_cases import state_cases
 from tests.ops.prefix_groups import prefixes_of
 
 
@@ -190,6 +191,7 @@ CASES = {
     "experts": expert_cases,
     "four_bits": four_bit_cases,
     "latents": latent_cases,
+    "states": state_cases,
 }
 
 

@@ -30,6 +30,18 @@ inline void scale_head(const T* head, float* out, long size, float factor, float
     for (long i = 0; i < size; i += LANES) store(out + i, load(head + i, size - i) * scale, size - i);
 }
 
+// By what a head's state is multiplied at one token: one number, or one for each channel.
+template <class T>
+inline void forget(const T* a, const float* dt_bias, float forgetting, long num_decays, float* decays) {
+    if (num_decays == 1) decays[0] = std::exp(-forgetting * softplus(as_float(a) + dt_bias[0]));
+    else
+        for (long i = 0; i < num_decays; i += LANES) {
+            const long count = num_decays - i;
+            const f32x16 step = softplus_of(load(a + i, count) + load(dt_bias + i, count));
+            store(decays + i, exp2_near_0(step * (-forgetting * LOG2_E)), count);
+        }
+}
+
 // How much the state forgets, and how much of its error it corrects, at one token.
 template <class T>
 inline void prepare(const DeltaRule& r, long token, long head, Prepared& p, long at) {
@@ -37,9 +49,8 @@ inline void prepare(const DeltaRule& r, long token, long head, Prepared& p, long
     const long key_head = head / (r.num_heads / r.num_key_heads), key_dim = r.num_key_heads * r.size;
     scale_head(qkv + key_head * r.size, p.queries[at], r.size, 1 / std::sqrt((float)r.size), r.norm_eps);
     scale_head(qkv + key_dim + key_head * r.size, p.keys[at], r.size, 1.0f, r.norm_eps);
-    const float forgetting = std::exp(r.a_log[head]);
-    for (long own = head * r.num_decays, i = 0; i < r.num_decays; i++)
-        p.decays[at][i] = std::exp(-forgetting * softplus(as_float(ba + r.num_heads + own + i) + r.dt_bias[own + i]));
+    forget(ba + r.num_heads + head * r.num_decays, r.dt_bias + head * r.num_decays, std::exp(r.a_log[head]),
+           r.num_decays, p.decays[at]);
     p.betas[at] = r.beta_scale / (1 + std::exp(-as_float(ba + head)));
 }
 

@@ -15,22 +15,6 @@ struct SelectiveScan {
     int32_t num_threads;
 };
 
-// log(1 + y) for y from 0 to 1, as 2 artanh(y / (2 + y)): what is small keeps its digits. Relative error: 1e-7.
-inline f32x16 log1p_of(f32x16 y) {
-    const f32x16 z = y / (2.0f + y), square = z * z;
-    f32x16 p = square * (1.0f / 15) + 1.0f / 13;
-    p = p * square + 1.0f / 11;
-    p = p * square + 1.0f / 9;
-    p = p * square + 1.0f / 7;
-    p = p * square + 1.0f / 5;
-    p = p * square + 1.0f / 3;
-    return 2.0f * z * (p * square + 1.0f);
-}
-
-inline f32x16 softplus_of(f32x16 x) {
-    return select(x > 0.0f, x, f32x16{}) + log1p_of(exp2_of<float>(magnitude(x) * -LOG2_E));
-}
-
 // What some tokens write to their channels' states, and read them with.
 struct ScanInputs {
     float b[TOKENS][MAX_SIZE], c[TOKENS][MAX_SIZE];
