@@ -85,6 +85,10 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
         "NemotronHForCausalLM", 4480, 15_680, 56, 40, 8, 131_072, model_type="nemotron_h", mamba_head_dim=80,
         hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
     ),
+    "falcon-mamba-7b": _shape(
+        "FalconMambaForCausalLM", 4096, 8192, 64, 1, 1, 65_024, model_type="falcon_mamba", state_size=16,
+        time_step_rank=256, tie_word_embeddings=False,
+    ),
     "granite-4.0-h-tiny": _shape(
         "GraniteMoeHybridForCausalLM", 1536, 512, 40, 12, 4, 100_352, model_type="granitemoehybrid", rms_norm_eps=1e-5,
         layer_types=["attention" if layer % 10 == 5 else "mamba" for layer in range(40)], tie_word_embeddings=True,

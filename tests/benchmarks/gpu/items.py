@@ -13,7 +13,7 @@ from typing import Any
 
 LLAMA, QWEN, MIXTURE = "llama-3.1-8b", "qwen3-0.6b", "gpt-oss-20b"
 HYBRID, STATE_SPACES, SHARED_KEYS = "qwen3.5-9b", "nemotron-nano-9b-v2", "gemma-4-e4b"
-LATENTS, CHANNELS = "glm-4.7-flash", "kimi-linear-48b-a3b"
+LATENTS, CHANNELS, STATES_ALONE = "glm-4.7-flash", "kimi-linear-48b-a3b", "falcon-mamba-7b"
 ASKED_REQUESTS = 3000  # by the issue, for its targets
 _LOAD_S = {"bulkrun": 20.0, "vllm": 150.0}  # guesses: a process, its engine and the first one's kernels,
 _AROUND_S, TRACE_S = 7.0, 45.0  # what a run needs beside its own time, and filling the engine again for a trace
@@ -105,7 +105,8 @@ def ablations() -> list[Item]:
     have states or share keys, and mixtures of experts.
 
     Of the hybrid prompts' delta rule is on no tensor core: a tenth of a step, by its instructions. Reading and writing
-    states, a quarter of SERIAL, goes at 3 TB/s, if it does as other kernels of that kind.
+    states, a quarter of SERIAL, goes at 3 TB/s, if it does as other kernels of that kind. Falcon Mamba's prompts go
+    token by token besides, an eighth of a step.
     Of Gemma 4's layers 18 of 42 make no keys, but only steps too large for a graph leave prompts out there; what layers
     are told of tokens anew is read and written many times.
     The mixtures' ceilings count no reading of weights, and a step of 256 tokens reads all experts: they are far from
@@ -139,6 +140,10 @@ def ablations() -> list[Item]:
         ),
         Item(
             "kimi-linear-48b-a3b, 1024/256", CHANNELS, "1024", "256", 30_000, (Prediction("share_of_serial", 0.30),),
+            300, least=100, trace=True,
+        ),
+        Item(
+            "falcon-mamba-7b, 1024/256", STATES_ALONE, "1024", "256", 26_000, (Prediction("share_of_serial", 0.55),),
             300, least=100, trace=True,
         ),
         Item(

@@ -132,6 +132,8 @@ def _mlp_weights(config: DecoderConfig) -> int:
             "cohere2",
             "apertus",
             "kimi_linear",
+            "jamba",
+            "falcon_mamba",
             "falcon",
         ]
     ),
