@@ -97,8 +97,8 @@ class ModelRunner:
         return graphs
 
     def _prefix_table(self) -> SharedPrefixTable | None:
-        """Where the prefix cache is on: without it sequences share no blocks."""
-        if not self._config.enable_prefix_caching:
+        """Where the prefix cache is on, without which sequences share no blocks, and layers attend to them."""
+        if not self._config.enable_prefix_caching or not self.model.config.layers_kv:
             return None
         group = self.model.config.num_heads // self.model.config.num_kv_heads
         seqs_per_tile = max(TILE_ROWS // group, 1)
