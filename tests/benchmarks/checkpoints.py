@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m", "qwen3.5-0.8b", "qwen3-moe-0.4b")
+SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m", "qwen3.5-0.8b", "qwen3-moe-0.4b", "mamba-130m")
 _GAINS_BESIDE_1 = ("gemma3_text", "qwen3_5_text")  # 1 is added to them
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
@@ -59,6 +59,9 @@ def _model(shape: str) -> transformers.PreTrainedModel:
         sizes = _sizes(hidden=768, intermediate=2304, layers=12, heads=12, kv_heads=4, head_dim=64, vocab=16384)
         experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 384, "norm_topk_prob": True}
         return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **special, **experts))
+    if shape == "mamba-130m":  # with a vocabulary cut down as below
+        sizes = {"hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 16384, "max_position_embeddings": 4096}
+        return transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, **special))
     assert shape == "qwen3-0.6b", f"no shape {shape}"
     # the body of Qwen3-0.6B; its vocabulary of 151,936 is cut down to what can be trained here
     sizes = _sizes(hidden=1024, intermediate=3072, layers=28, heads=16, kv_heads=8, head_dim=128, vocab=16384)
@@ -84,9 +87,10 @@ def _sizes(
 def _randomize(model: transformers.PreTrainedModel) -> None:
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 or ".experts." in name:
+        is_rate = name.endswith("A_log")  # of states, which would forget nothing or everything
+        if (parameter.ndim == 2 or ".experts." in name) and not is_rate:
             parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
-    final_norm = model.model.norm.weight
+    final_norm = (model.base_model.norm_f if hasattr(model.base_model, "norm_f") else model.base_model.norm).weight
     signs = torch.randint(0, 2, final_norm.shape, generator=generator) * 2 - 1
     final_norm.copy_(signs - 1 if model.config.model_type in _GAINS_BESIDE_1 else signs)
 

@@ -18,6 +18,7 @@ from bulkrun.ops.matmul.int8_linear import quantize_int8
 from tests.benchmarks.cpu_peers.environments import GROUP_SIZE
 
 _CODES = 8  # to a word
+_PLAIN = (".x_proj.weight", ".dt_proj.weight")  # small, and of few inputs (Mamba)
 
 
 def write_quantized_checkpoint(plain: Path, folder: Path, kind: str) -> Path:
@@ -28,7 +29,8 @@ def write_quantized_checkpoint(plain: Path, folder: Path, kind: str) -> Path:
     quantize = _in_int8 if kind == "int8" else _in_4_bits
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():
-        tensors |= quantize(name, tensor) if name.endswith("_proj.weight") else {name: tensor}
+        is_quantized = name.endswith("_proj.weight") and not name.endswith(_PLAIN)
+        tensors |= quantize(name, tensor) if is_quantized else {name: tensor}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -45,7 +47,7 @@ def _config(kind: str) -> dict[str, Any]:
         "format": "int-quantized" if kind == "int8" else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", "re:.*[.](x|dt)_proj$"],
     }
 
 
