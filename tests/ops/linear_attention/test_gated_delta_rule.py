@@ -21,7 +21,17 @@ from bulkrun.ops.cpu.library import library
 from bulkrun.ops.linear_attention import gated_delta_rule
 from bulkrun.ops.triton import gated_delta_rule as triton_rule
 from tests.ops.linear_attention.steps import NUM_ROWS, Part, make_meta, num_tokens
-from tests.ops.linear_attention.twins import DTYPES, ERRORS, STEPS, device_of, twins
+from tests.ops.linear_attention.twins import (
+    DTYPES,
+    FORGETS,
+    NUM_PADDING,
+    RATE,
+    STEPS,
+    assert_as_reference,
+    assert_forgets,
+    device_of,
+    twins,
+)
 
 
 class Heads(NamedTuple):
@@ -97,17 +107,9 @@ def test_a_rule_with_a_decay_for_each_channel_is_that_of_transformers() -> None:
 def test_rules_equal_their_reference(
     op: Callable[..., torch.Tensor], dtype: torch.dtype, heads: Heads, step: str
 ) -> None:
-    device, parts = device_of(op, dtype), STEPS[step]
-    inputs = [one.to(device) for one in rule_inputs(heads, parts, dtype, num_padding=3)]
-    state, begins = inputs[-1], [part.row for part in parts if part.count and not part.before]
-    state[begins] = float("nan")
-    meta, expected_state = make_meta(parts, device, num_padding=3), state.clone()
-    out = op(*inputs, meta)
-    expected = gated_delta_rule.gated_delta_rule(*inputs[:-1], expected_state, meta)
-    torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
-    torch.testing.assert_close(state, expected_state, atol=2e-5, rtol=2e-5)
-    untouched = [row for row in range(NUM_ROWS) if row not in {part.row for part in parts if part.count}]
-    assert torch.equal(state[untouched], inputs[-1][untouched])
+    parts = STEPS[step]
+    inputs = [one.to(device_of(op, dtype)) for one in rule_inputs(heads, parts, dtype, NUM_PADDING)]
+    assert_as_reference(op, gated_delta_rule.gated_delta_rule, inputs, parts)
 
 
 @pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))
@@ -124,16 +126,12 @@ def test_states_may_be_turned_around(op: Callable[..., torch.Tensor]) -> None:
 @pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))
 def test_heads_that_forget_little_forget_as_much_as_they_should(op: Callable[..., torch.Tensor], a: float) -> None:
     """A thousandth of 1 in as many tokens as a book has is nothing that a sum with 1 in float32 knows."""
-    device, part = device_of(op, torch.float32), Part(2, 1, 48)
-    inputs = [one.to(device) for one in rule_inputs(SHAPES[0], [part], torch.float32)]
-    _, ba_TG, a_log_H, dt_bias_H, state = inputs
+    device = device_of(op, torch.float32)
+    inputs = [one.to(device) for one in rule_inputs(SHAPES[0], [FORGETS], torch.float32)]
+    _, ba_TG, a_log_H, dt_bias_H, _ = inputs
     ba_TG[:, :4], ba_TG[:, 4:] = -40.0, a  # b: nothing is corrected
-    a_log_H.fill_(math.log(16.0)), dt_bias_H.zero_()
-    before = state[part.row].clone()
-    op(*inputs, make_meta([part], device))
-    forgotten = 1 - (state[part.row].double() / before.double())
-    expected = 1 - math.exp(-16 * part.count * math.log1p(math.exp(a)))
-    torch.testing.assert_close(forgotten, torch.full_like(forgotten, expected), rtol=3e-3, atol=6e-6)
+    a_log_H.fill_(math.log(RATE)), dt_bias_H.zero_()
+    assert_forgets(op, inputs, a)
 
 
 @pytest.mark.parametrize("heads", [SHAPES[0], CHANNELS], ids=str)

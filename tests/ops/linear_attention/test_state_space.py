@@ -22,7 +22,17 @@ from bulkrun.ops.cpu.library import library
 from bulkrun.ops.linear_attention import state_space
 from bulkrun.ops.triton import state_space as triton_space
 from tests.ops.linear_attention.steps import NUM_ROWS, Part, make_meta, num_tokens
-from tests.ops.linear_attention.twins import DTYPES, ERRORS, STEPS, device_of, twins
+from tests.ops.linear_attention.twins import (
+    DTYPES,
+    FORGETS,
+    NUM_PADDING,
+    RATE,
+    STEPS,
+    assert_as_reference,
+    assert_forgets,
+    device_of,
+    twins,
+)
 
 
 class Heads(NamedTuple):
@@ -81,34 +91,20 @@ def test_the_space_is_that_of_transformers() -> None:
 def test_spaces_equal_their_reference(
     op: Callable[..., torch.Tensor], dtype: torch.dtype, heads: Heads, step: str
 ) -> None:
-    device, parts = device_of(op, dtype), STEPS[step]
-    inputs = [one.to(device) for one in space_inputs(heads, parts, dtype, num_padding=3)]
-    state, begins = inputs[-1], [part.row for part in parts if part.count and not part.before]
-    state[begins] = float("nan")
-    meta, before = make_meta(parts, device, num_padding=3), state.clone()
-    expected_state = state.clone()
-    out = op(*inputs, meta)
-    expected = state_space.state_space(*inputs[:-1], expected_state, meta)
-    torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
-    torch.testing.assert_close(state, expected_state, atol=2e-5, rtol=2e-5)
-    untouched = [row for row in range(NUM_ROWS) if row not in {part.row for part in parts if part.count}]
-    assert torch.equal(state[untouched], before[untouched])
-    assert not out[-3:].any(), "tokens that pad the step"
+    parts = STEPS[step]
+    inputs = [one.to(device_of(op, dtype)) for one in space_inputs(heads, parts, dtype, NUM_PADDING)]
+    assert_as_reference(op, state_space.state_space, inputs, parts)
 
 
 @pytest.mark.parametrize("dt", [-9.3, -15.5])
 @pytest.mark.parametrize("op", twins((cpu_space, triton_space), "state_space"))
 def test_heads_that_forget_little_forget_as_much_as_they_should(op: Callable[..., torch.Tensor], dt: float) -> None:
     """A thousandth of 1 in as many tokens as a book has is nothing that a sum with 1 in float32 knows."""
-    device, part = device_of(op, torch.float32), Part(2, 1, 48)
-    inputs = [one.to(device) for one in space_inputs(SHAPES[0], [part], torch.float32)]
-    xbc_TC, dt_TH, a_log_H, dt_bias_H, _, state = inputs
-    xbc_TC.zero_(), dt_TH.fill_(dt), a_log_H.fill_(math.log(16.0)), dt_bias_H.zero_()
-    before = state[part.row].clone()
-    op(*inputs, make_meta([part], device))
-    forgotten = 1 - (state[part.row].double() / before.double())
-    expected = 1 - math.exp(-16 * part.count * math.log1p(math.exp(dt)))
-    torch.testing.assert_close(forgotten, torch.full_like(forgotten, expected), rtol=3e-3, atol=6e-6)
+    device = device_of(op, torch.float32)
+    inputs = [one.to(device) for one in space_inputs(SHAPES[0], [FORGETS], torch.float32)]
+    xbc_TC, dt_TH, a_log_H, dt_bias_H, *_ = inputs
+    xbc_TC.zero_(), dt_TH.fill_(dt), a_log_H.fill_(math.log(RATE)), dt_bias_H.zero_()
+    assert_forgets(op, inputs, dt)
 
 
 @pytest.mark.parametrize("heads", [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80)], ids=str)
