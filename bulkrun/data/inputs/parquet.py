@@ -236,17 +236,24 @@ def _read_footer(file: InputFile) -> _Footer:
                 f"{file.path}: row group {number} would unpack to {group.total_byte_size / 2**30:.1f} GiB "
                 f"from a file of {file.size} bytes; that is not data but a decompression bomb"
             )
-    _refuse_twins(file, list(schema), "columns")
+    _refuse_twins(file, "columns", list(schema))
+    for column in schema:
+        _refuse_twins_inside(file, f"fields in column {column.name!r}", column.type)
     return _Footer(tuple(g.num_rows for g in groups), tuple(g.total_byte_size for g in groups), schema)
 
 
-def _refuse_twins(file: InputFile, fields: Sequence[pa.Field], what: str) -> None:
-    """Raise InputError for a name that two columns have, or two fields of a struct."""
+def _refuse_twins(file: InputFile, what: str, fields: Sequence[pa.Field]) -> None:
+    """Raise InputError for a name that two of these have."""
     names = [field.name for field in fields]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"{file.path}: two {what} are named {twice!r}; give each its own name")
-    for field in fields:
-        if pa.types.is_nested(field.type):
-            inside = [field.type.field(number) for number in range(field.type.num_fields)]
-            _refuse_twins(file, inside, what if what != "columns" else f"fields in column {field.name!r}")
+
+
+def _refuse_twins_inside(file: InputFile, what: str, kind: pa.DataType) -> None:
+    """The same for fields of structs, however deep."""
+    if pa.types.is_nested(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        _refuse_twins(file, what, fields)
+        for field in fields:
+            _refuse_twins_inside(file, what, field.type)

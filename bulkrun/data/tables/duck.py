@@ -102,9 +102,14 @@ def changed_by_arrow(kind: Any) -> bool:
 
 def with_text_for_arrow(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """The relation with DuckDB's text of the columns that Arrow would change."""
-    columns = enumerate(zip(relation.columns, map(changed_by_arrow, relation.types), strict=True), start=1)
-    listed = [f"CAST(#{n} AS VARCHAR) AS {_as_name(name)}" if changed else f"#{n}" for n, (name, changed) in columns]
-    return relation.project(", ".join(listed)) if any(map(changed_by_arrow, relation.types)) else relation
+    changed = [changed_by_arrow(kind) for kind in relation.types]
+    if not any(changed):
+        return relation
+    columns = enumerate(zip(relation.columns, changed, strict=True), start=1)  # by number: two may have one name
+    as_text = "CAST(#{0} AS VARCHAR) AS {1}"
+    return relation.project(
+        ", ".join(as_text.format(n, _as_name(name)) if is_changed else f"#{n}" for n, (name, is_changed) in columns)
+    )
 
 
 def view_of_parquet(
