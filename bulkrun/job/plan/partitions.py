@@ -48,11 +48,8 @@ class Partitions:
             values = pc.dictionary_encode(rows.column(name).cast(pa.string()), null_encoding="encode")
             texts, of_value = values.dictionary.to_pylist(), values.indices.to_numpy().astype(np.int64)
             names = [folder_name(name, text) for text in texts]
-            sizes = {value: len(folder.encode()) for value, folder in enumerate(names)}
-            problems = {value: _too_long(name, size) for value, size in sizes.items() if size > MAX_FOLDER_BYTES}
-            _, unreadable = cast_each(values.dictionary, rows.column(name).type)
-            problems |= {value: _unreadable(name, rows.column(name).type) for value in unreadable}
-            for value, problem in problems.items():
+            kind = rows.column(name).type
+            for value, problem in (_unreadable(name, values.dictionary, kind) | _too_long(name, names)).items():
                 error = RowError("bad_input", problem)
                 errors |= {int(row): error for row in np.flatnonzero(of_value == value)}
                 names[value] = folder_name(name, None)
@@ -73,18 +70,24 @@ def _problem(name: str, passthrough: pa.Schema) -> str | None:
     return None
 
 
-def _too_long(column: str, nbytes: int) -> str:
-    return (
-        f"output.partition_by: the value of {column!r} makes a folder name of {nbytes} bytes, "
+def _too_long(column: str, folders: Sequence[str]) -> dict[int, str]:
+    """Why values cannot be folders, by their places."""
+    sizes = {value: len(folder.encode()) for value, folder in enumerate(folders)}
+    return {
+        value: f"output.partition_by: the value of {column!r} makes a folder name of {size} bytes, "
         f"more than the {MAX_FOLDER_BYTES} that a file system takes"
-    )
+        for value, size in sizes.items()
+        if size > MAX_FOLDER_BYTES
+    }
 
 
-def _unreadable(column: str, kind: pa.DataType) -> str:
-    return (
+def _unreadable(column: str, texts: pa.StringArray, kind: pa.DataType) -> dict[int, str]:
+    """The same, for texts that are no values of the column's type again."""
+    problem = (
         f"output.partition_by: the value of {column!r} is a {kind} that cannot be read back from a folder's name "
         "(years 0 to 9999); CAST it to text in input.sql"
     )
+    return dict.fromkeys(cast_each(texts, kind)[1], problem)
 
 
 def _joined(parent: str, name: str) -> str:
