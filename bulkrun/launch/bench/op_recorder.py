@@ -37,8 +37,7 @@ _PASSES = {  # over tensors as large as the result
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2, "selective_scan": 2}
 _PRODUCTS = (  # modules, by their attribute
     "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "low_proj", "decay_proj", "z_proj", "x_proj", "dt_proj",
-    "o_proj",
-    "gate_up_proj", "up_proj", "down_proj", "router", "lm_head", "gate_proj", "out_proj", "projection",
+    "o_proj", "gate_up_proj", "up_proj", "down_proj", "router", "lm_head", "gate_proj", "out_proj", "projection",
 )  # fmt: skip
 
 

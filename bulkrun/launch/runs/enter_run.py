@@ -68,8 +68,8 @@ def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view:
 
 def _refuse_queued(run: RunDir) -> None:
     """Raise RunError for an array that waits for this run: it would work on the new one in its place, and no cancel of
-    that would find it, for its script is moved aside too. A queue that cannot be asked (another machine) is not."""
-    with suppress(ExecutorError):
+    that would find it, for its script is moved aside too."""
+    with suppress(ExecutorError):  # no queue that can be asked: another machine, without Slurm
         if queued := queued_jobs(run):
             raise RunError(
                 f"{run.root}: {queued[0].standing}; it would work on the new run: `bulkrun cancel {run.root}` takes "

@@ -42,6 +42,7 @@ _FUSED_GATE_UP = (  # gate and up in one
 )  # fmt: skip
 _SHARED_EXPERTS = _Prefixes(shared="mlp.shared_experts.")
 _GRANITE_SHARED = _Prefixes(mlp="shared_mlp.", shared="shared_mlp.")  # beside experts and alone
+_MIXERS = _Prefixes(state="mixer.")
 _PREFIXES: Mapping[str, _Prefixes] = {
     "AfmoeForCausalLM": _SHARED_EXPERTS,
     "Cohere2MoeForCausalLM": _SHARED_EXPERTS,
@@ -60,9 +61,9 @@ _PREFIXES: Mapping[str, _Prefixes] = {
     "GraniteMoeSWAForCausalLM": _GRANITE_SHARED,
     "HYV3ForCausalLM": _SHARED_EXPERTS,
     "HunYuanMoEV1ForCausalLM": _Prefixes(shared="mlp.shared_mlp."),
-    "FalconMambaForCausalLM": _Prefixes(state="mixer."),
-    "Mamba2ForCausalLM": _Prefixes(state="mixer."),
-    "MambaForCausalLM": _Prefixes(state="mixer."),
+    "FalconMambaForCausalLM": _MIXERS,
+    "Mamba2ForCausalLM": _MIXERS,
+    "MambaForCausalLM": _MIXERS,
     "NemotronHForCausalLM": _Prefixes("mixer.", "mixer.", "mixer.", "mixer.shared_experts.", "mixer."),
 }
 _BIASES_IN_A_ROW = ("Ernie4_5_MoeForCausalLM",)  # [1, X], of the choice of experts
