@@ -44,29 +44,44 @@ def new_states(layer: StateLayer, num_seqs: int, device: str) -> torch.Tensor:
 
 def layer_ops(layer: StateLayer, state: torch.Tensor, parts: list[Part], dtype: torch.dtype) -> dict[str, Op]:
     """By name: the convolution, what carries states, and the norm behind it where there is one."""
-    device, total = state.device, num_tokens(parts)
-    meta, inner = make_meta(parts, device), layer.heads * layer.head_dim
-    num_channels = inner if layer.op == "selective_scan" else inner + 2 * layer.groups * layer.size
+    device, inner = state.device, layer.heads * layer.head_dim
+    meta, num_groups = make_meta(parts, device), 0 if layer.op == "selective_scan" else layer.groups
 
     def of_tokens(*sizes: int) -> torch.Tensor:
-        return torch.randn(total, *sizes, device=device).to(dtype)
+        return torch.randn(num_tokens(parts), *sizes, device=device).to(dtype)
 
-    x_TC, taps = of_tokens(num_channels), torch.randn(TAPS, num_channels, device=device).to(dtype)
-    before = torch.zeros(len(parts), TAPS - 1, num_channels, dtype=dtype, device=device)
+    x_TC = of_tokens(inner + 2 * num_groups * layer.size)
+    taps = torch.randn(TAPS, x_TC.shape[1], device=device).to(dtype)
+    before = torch.zeros(len(parts), TAPS - 1, x_TC.shape[1], dtype=dtype, device=device)
     made: dict[str, Op] = {"causal_conv": partial(ops.causal_conv, x_TC, taps, None, before, meta, silu=True)}
-    if layer.op == "selective_scan":
-        rates = -torch.rand(layer.size, inner, device=device), *torch.randn(2, inner, device=device)
-        b_TN, c_TN, dt_TC, gate_TC = of_tokens(layer.size), of_tokens(layer.size), of_tokens(inner), of_tokens(inner)
-        return made | {layer.op: partial(ops.selective_scan, x_TC, dt_TC, b_TN, c_TN, gate_TC, *rates, state, meta)}
-    a_log_H, dt_bias_H, d_H = torch.randn(3, layer.heads, device=device)
-    dt_TH, heads_THP = of_tokens(layer.heads), of_tokens(layer.heads, layer.head_dim)
+    carry = {"selective_scan": _scan, "state_space": _space, "gated_delta_rule": _rule}[layer.op]
+    made[layer.op] = partial(carry(layer, x_TC, of_tokens), state, meta)
+    if layer.op != "selective_scan":
+        made["gated_rms_norm"] = _norm(layer, of_tokens)
+    return made
+
+
+def _scan(layer: StateLayer, x_TC: torch.Tensor, of_tokens: Callable[..., torch.Tensor]) -> Callable[..., object]:
+    inner, device = x_TC.shape[1], x_TC.device
+    rates = -torch.rand(layer.size, inner, device=device), *torch.randn(2, inner, device=device)
+    b_TN, c_TN, dt_TC, gate_TC = of_tokens(layer.size), of_tokens(layer.size), of_tokens(inner), of_tokens(inner)
+    return partial(ops.selective_scan, x_TC, dt_TC, b_TN, c_TN, gate_TC, *rates)
+
+
+def _space(layer: StateLayer, x_TC: torch.Tensor, of_tokens: Callable[..., torch.Tensor]) -> Callable[..., object]:
+    return partial(ops.state_space, x_TC, of_tokens(layer.heads), *torch.randn(3, layer.heads, device=x_TC.device))
+
+
+def _rule(layer: StateLayer, x_TC: torch.Tensor, of_tokens: Callable[..., torch.Tensor]) -> Callable[..., object]:
+    num_decays, device = layer.decays * layer.heads, x_TC.device
+    rates = torch.randn(layer.heads, device=device), torch.randn(num_decays, device=device)
+    return partial(ops.gated_delta_rule, x_TC, of_tokens(layer.heads + num_decays), *rates)
+
+
+def _norm(layer: StateLayer, of_tokens: Callable[..., torch.Tensor]) -> Op:
+    """Of each head, behind a rule; of each group of heads behind a space."""
     is_rule = layer.op == "gated_delta_rule"
-    if is_rule:
-        ba_TG, dt_bias = of_tokens((1 + layer.decays) * layer.heads), dt_bias_H.repeat_interleave(layer.decays)
-        made[layer.op] = partial(ops.gated_delta_rule, x_TC, ba_TG, a_log_H, dt_bias, state, meta)
-    else:
-        made[layer.op] = partial(ops.state_space, x_TC, dt_TH, a_log_H, dt_bias_H, d_H, state, meta)
-    groups = heads_THP if is_rule else heads_THP.view(total, layer.groups, -1)
-    weight = groups[0, 0].clone()
-    norm = partial(ops.gated_rms_norm, groups, groups, weight, 1e-6, norm_before_gate=is_rule)
-    return made | {"gated_rms_norm": norm}
+    num_groups = layer.heads if is_rule else layer.groups
+    groups_TGE = of_tokens(num_groups, layer.heads * layer.head_dim // num_groups)
+    weight = groups_TGE[0, 0].clone()
+    return partial(ops.gated_rms_norm, groups_TGE, groups_TGE, weight, 1e-6, norm_before_gate=is_rule)
