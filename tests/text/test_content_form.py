@@ -252,3 +252,10 @@ def test_what_a_developer_says_is_not_lost(template: str, role: str | None, cont
     chat = [{"role": "developer", "content": content}, {"role": "user", "content": "So?"}]
     text = ChatTemplate(template, SPECIAL).render(chat)
     assert "Be brief." in text and (role is None or f"<{role}>Be brief." in text)
+
+
+def test_a_role_of_which_a_first_message_tells_nothing_keeps_its_name() -> None:
+    """Neither a system message nor a developer's is taken there, which says nothing of a later one."""
+    template = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}" + ANY_ROLE
+    chat = [{"role": "user", "content": "So?"}, {"role": "developer", "content": "Be brief."}]
+    assert ChatTemplate(template, SPECIAL).render(chat) == "<user>So?<developer>Be brief."
