@@ -72,6 +72,14 @@ def test_the_next_command_has_the_settings_of_the_first(tmp_path: Path) -> None:
     assert said == "bulkrun submit 'my job.yaml' --set 'output.path=a b' --set run.workers=2"
 
 
+@pytest.mark.parametrize("path", ["out", "./out/", "../out", "../../x/../out"])
+def test_a_run_that_lies_where_it_may_have_begun_was_not_moved(tmp_path: Path, path: str) -> None:
+    run, record = enter(tmp_path / "out", job(Path(path)))
+    settings = [f"output.path={path}"]
+    replace_json(run.run_json, record_document(replace(record, job_file="job.yaml", overrides=settings)))
+    assert read_status(run).next_command == f"bulkrun submit job.yaml --set output.path={path}"
+
+
 @pytest.mark.parametrize("path", ["first", "../first", "/somewhere/first"])
 def test_the_next_command_of_a_run_that_was_moved_leads_to_it(tmp_path: Path, path: str) -> None:
     run, record = enter(tmp_path / "first", job(Path(path)))
