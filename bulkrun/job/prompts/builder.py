@@ -23,6 +23,7 @@ from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.job.prompts.conversations import (
+    SYSTEM_ROLES,
     Ask,
     asks_nothing,
     conversation_maker,
@@ -43,7 +44,6 @@ from bulkrun.sandbox import TemplateFailed
 TOKENIZE_THREADS = 2
 BATCHES_AHEAD = 4
 CHARACTERS_AHEAD = 4 * 2**20  # in all batches that wait: token ids take some 10 to 40 bytes for each
-SYSTEM_ROLES = ("system", "developer")
 _JUDGED = {"add_generation_prompt": False}  # what a chat template is told of conversations that are whole
 
 

@@ -35,6 +35,7 @@ class Ask(NamedTuple):
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # Who speaks in a dataset of ShareGPT's form, {from, value}, which many on the hub have.
 _SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SYSTEM_ROLES = ("system", "developer")  # the newer word for it
 _SINGLE_BRACES = re.compile(r"\{\s*(\w+)\s*\}")
 RowToAsk = Callable[[Mapping[str, Any]], Ask | RowError]
 RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
@@ -207,7 +208,7 @@ def _only_calls(message: Message) -> bool:
 
 def asks_nothing(messages: Conversation) -> bool:
     """Whether there is nothing to answer. A system message asks only where it stands alone."""
-    asking = [message for message in messages if message["role"] != "system"] or messages
+    asking = [message for message in messages if message["role"] not in SYSTEM_ROLES] or messages
     return not any(text.strip() for message in asking for text in _texts(message["content"]))
 
 

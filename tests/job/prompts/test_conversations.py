@@ -69,6 +69,13 @@ def test_parts_ask_when_one_of_them_does(content: list[dict[str, str]], asks: bo
     assert asks_nothing(read_messages([{"role": "user", "content": content}])) is not asks
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_what_comes_before_a_question_asks_only_where_it_stands_alone(role: str) -> None:
+    before: dict[str, Any] = {"role": role, "content": "Be brief."}
+    assert asks_nothing(read_messages([before, {"role": "user", "content": " "}]))
+    assert not asks_nothing(read_messages([before]))
+
+
 def test_names_are_kept_for_the_template_and_nulls_are_not() -> None:
     assert read_messages([{"role": "user", "content": "a", "name": "Ann", "refusal": None, "tool_calls": None}]) == [
         {"role": "user", "content": "a", "name": "Ann"}
