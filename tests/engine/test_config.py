@@ -37,6 +37,15 @@ def test_defaults_use_the_models_length_and_no_more_memory_than_is_useful(model_
     assert config.max_num_batched_tokens >= config.max_num_seqs
 
 
+def test_where_no_layer_attends_a_context_may_be_as_long_as_a_million_tokens(model_dir) -> None:
+    mamba = ModelConfig.from_dir(model_dir("mamba"))
+    assert _resolve(mamba).max_model_len == mamba.max_position_embeddings
+    config = _resolve(mamba, max_model_len=2**20, kv_cache_memory_bytes=1, max_num_seqs=1)
+    assert config.max_model_len == 2**20, "blocks hold nothing: any pool has room for them"
+    with pytest.raises(UsageError, match=r"max_model_len: 1048577 is above the model's 1048576 positions"):
+        _resolve(mamba, max_model_len=2**20 + 1)
+
+
 def test_a_longer_context_than_the_default_is_there_for_those_who_ask(model_dir) -> None:
     raw = json.loads((model_dir("llama") / "config.json").read_text())
     stretched = ModelConfig.from_dict(raw | {"rope_parameters": {"rope_type": "linear", "factor": 4.0}})

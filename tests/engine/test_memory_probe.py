@@ -83,8 +83,9 @@ def test_one_token_sequences_come_first(make_engine: EngineFactory) -> None:
     assert batch.num_decode_seqs == 3
 
 
-def test_captured_steps_are_reserved_for_unless_there_are_none(make_engine: EngineFactory) -> None:
-    engine = make_engine(max_num_seqs=8, max_num_batched_tokens=512)
+@pytest.mark.parametrize("variant", ["llama", "mamba"])  # of the second nothing attends in parts
+def test_captured_steps_are_reserved_for_unless_there_are_none(make_engine: EngineFactory, variant: str) -> None:
+    engine = make_engine(variant, max_num_seqs=8, max_num_batched_tokens=512)
     model, config = engine.model_runner.model, engine.config
     assert 512 * 2**20 < graph_bytes(model, config, 2**30) < 2**30 + 100 * GRAPH_RECORD_BYTES
     assert graph_bytes(model, replace(config, enforce_eager=True), 2**30) == 0
