@@ -34,7 +34,7 @@ class ClassificationModel:
         row_by_row: bool,
         padding_id: int | None = None,
     ) -> None:
-        """`row_by_row`: the head takes one text at a time, on one thread, so that its sums depend on nothing else.
+        """`row_by_row`: behind the encoder one text at a time, on one thread, so that no bit depends on anything else.
 
         `padding_id`: see `text_states`.
         """
@@ -52,10 +52,10 @@ class ClassificationModel:
         has positions.
         """
         states_SE = text_states(self.encoder, texts, self._pooling, padding_id=self._padding_id)
-        return self._activate(self._logits(states_SE)).contiguous()
-
-    def _logits(self, states_SE: torch.Tensor) -> torch.Tensor:
         if self._alone is None:
-            return self._head(states_SE)
+            return self._scores(states_SE).contiguous()
         with self._alone.one_thread_each():
-            return torch.cat([self._head(row.clone()) for row in states_SE.split(1)])
+            return torch.cat([self._scores(row.clone()) for row in states_SE.split(1)])
+
+    def _scores(self, states_SE: torch.Tensor) -> torch.Tensor:
+        return self._activate(self._head(states_SE))
