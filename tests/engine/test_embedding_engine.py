@@ -255,7 +255,18 @@ def test_settings_that_cannot_be_kept_are_refused(
         EmbeddingEngine.from_model_dir(model_dir("bert"), EmbeddingArgs(pooling="mean"), **settings)
 
 
-def test_deterministic_is_refused_beside_dense_modules(tmp_path: Path) -> None:
+def test_behind_dense_modules_in_panels_a_vector_has_the_same_bits_in_any_crowd(tmp_path: Path) -> None:
+    if not can_stack_encoder(torch.float32, 64, 128, 16):
+        pytest.skip("encoders are not compiled here")
+    path = save_tiny_encoder(tmp_path, "bert_in_panels")
+    write_modules(path, dense=[torch.nn.Linear(64, 96), torch.nn.Linear(96, 32)])
+    for deterministic in (False, True):
+        engine = EmbeddingEngine.from_model_dir(path, deterministic=deterministic, dtype="float32")
+        alone = torch.cat([embed(engine, [text]) for text in texts()])
+        assert torch.equal(embed(engine, texts()), alone)
+
+
+def test_deterministic_is_refused_beside_dense_modules_of_other_sizes(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "qwen3")
     write_modules(path, dense=[torch.nn.Linear(48, 8)])
     with pytest.raises(UsageError, match=r"engine\.deterministic: .*Dense"):

@@ -1,4 +1,7 @@
-"""A Dense module of sentence-transformers: a linear layer and an activation behind the pooling, in float32."""
+"""A Dense module of sentence-transformers: a linear layer and an activation behind the pooling, in float32.
+
+Where this processor has panels for its weight, a vector has the same bits whatever is beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.sentence_modules import Activation, DenseConfig
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
+from bulkrun.ops import linear, pack_linear_weight
+from bulkrun.ops.matmul.linear import is_packed
+from bulkrun.ops.tile_workers import TileWorkers
 
 _WEIGHTS = "model.safetensors"
 _ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -27,12 +33,20 @@ class Dense:
     """weight: float32 [O, I]; bias: float32 [O], or None."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> None:
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias = pack_linear_weight(weight), bias
         self._activation = _ACTIVATIONS[activation]
+        self._alone = TileWorkers(1)  # where threads divide a row, its numbers come in another way
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether what is beside a vector may change bits of it."""
+        return not is_packed(self.weight)
 
     def __call__(self, vectors_SI: torch.Tensor) -> torch.Tensor:
         """float32 [S, I] -> [S, O]."""
-        return self._activation(F.linear(vectors_SI, self.weight, self.bias))
+        made_SO = linear(vectors_SI, self.weight, self.bias)
+        with self._alone.one_thread_each():
+            return self._activation(made_SO)
 
 
 def load_dense(config: DenseConfig, device: torch.device, load_format: str) -> Dense:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.embedding.decoder_encoder import DecoderEncoder
-from bulkrun.models.embedding.dense import load_dense
+from bulkrun.models.embedding.dense import Dense, load_dense
 from bulkrun.models.embedding.embedding_model import EmbeddingModel
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.loading.load_options import LoadOptions
@@ -31,11 +32,15 @@ def load_embedding_model(
     config = config.with_args(embedding)
     assert config.pooling is not None, "`with_args` sees to it"
     dimensions = config.vector_size(embedding)
-    _refuse_settings(config, options)
+    if options.quantization is not None:
+        refuse_quantization_on(options.device, options.quantization)
+    dense = [load_dense(one, options.device, options.load_format) for one in config.dense]
+    if options.deterministic:
+        _refuse_batch_dependent(dense)
     return EmbeddingModel(
         _load_encoder(path, config, options),
         pooling=config.pooling,
-        dense=[load_dense(one, options.device, options.load_format) for one in config.dense],
+        dense=dense,
         dimensions=dimensions,
         normalize=config.normalize,
     )
@@ -68,11 +73,9 @@ def load_decoder(path: Path, config: DecoderConfig, options: LoadOptions) -> Dec
     return DecoderEncoder(model, block_size=options.block_size)
 
 
-def _refuse_settings(config: EmbeddingConfig, options: LoadOptions) -> None:
-    """Raise UsageError for what this model or device cannot do."""
-    if options.quantization is not None:
-        refuse_quantization_on(options.device, options.quantization)
-    if options.deterministic and config.dense:
+def _refuse_batch_dependent(dense: Sequence[Dense]) -> None:
+    """Raise UsageError where `deterministic` cannot be kept behind the encoder."""
+    if any(one.depends_on_batch for one in dense):
         raise UsageError(
             "engine.deterministic: the sums of this model's Dense modules depend on the batch; leave the key out"
         )

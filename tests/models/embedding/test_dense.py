@@ -11,6 +11,7 @@ import torch
 from bulkrun.errors import ModelError
 from bulkrun.models.config.sentence_modules import Activation, DenseConfig
 from bulkrun.models.embedding.dense import load_dense
+from bulkrun.ops.cpu.panel_linear import compiles_panels
 from tests.models.tiny_encoders import save_dense
 
 CPU = torch.device("cpu")
@@ -27,6 +28,20 @@ def test_it_is_a_linear_layer_and_its_activation(activation: Activation, bias: b
     vectors = torch.randn(5, 6)
     with torch.no_grad():
         torch.testing.assert_close(dense(vectors), FUNCTIONS[activation]()(linear(vectors)))
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_in_panels_a_vector_has_the_same_bits_in_any_crowd(activation: Activation, tmp_path: Path) -> None:
+    if not compiles_panels(torch.float32):
+        pytest.skip("this processor has no such products")
+    linear = torch.nn.Linear(64, 96).requires_grad_(False)
+    save_dense(tmp_path, linear)
+    dense = load_dense(DenseConfig(tmp_path, 64, 96, True, activation), CPU, "auto")
+    assert not dense.depends_on_batch
+    vectors = torch.randn(33, 64)
+    crowd = dense(vectors)
+    torch.testing.assert_close(crowd, FUNCTIONS[activation]()(linear(vectors)))
+    assert torch.equal(crowd, torch.cat([dense(vector) for vector in vectors.split(1)]))
 
 
 def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
