@@ -32,8 +32,14 @@ class PromptFrame:
 
     @classmethod
     def between(cls, one: Sequence[int], other: Sequence[int]) -> PromptFrame:
-        """What two prompts with entirely different contents have in common."""
+        """What two prompts with entirely different contents have in common.
+
+        Where they are one to the tokenizer, as letters are to that of proteins (both unknown), all of it may be at
+        either end: a prompt that is cut has of it what it has.
+        """
         head = _common(one, other)
+        if head == len(one) == len(other):
+            return cls(one, one)
         tail = _common(one[head:][::-1], other[head:][::-1])
         return cls(one[:head], one[len(one) - tail :])
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +37,14 @@ def test_cutting_leaves_room_for_max_tokens_but_never_less_than_half_for_the_pro
 
 def test_a_prompt_that_fits_is_not_touched() -> None:
     assert PromptFitter(40, "truncate_left").fit(CHAT, 6, framed) is CHAT
+
+
+def test_a_tokenizer_that_knows_no_letters_loses_no_end() -> None:
+    """Of two texts that are one to it nothing tells where they are: [CLS] [UNK] [SEP], or [CLS] [SEP]."""
+    for probe in ([1, 7, 9], [1, 9]):
+        frame = partial(PromptFrame.between, probe, probe)
+        assert PromptFitter(6, "truncate_right").fit([1, *BODY, 9], 0, frame) == [1, *BODY[:4], 9]
+        assert PromptFitter(6, "truncate_left").fit([1, *BODY, 9], 0, frame) == [1, *BODY[-4:], 9]
 
 
 def test_the_frame_is_what_prompts_with_different_contents_share() -> None:
