@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from bulkrun.data.results.parts import read_part_schema
 from bulkrun.data.types.casts import can_cast, rounds
+from bulkrun.data.types.nested import with_leaves
 from bulkrun.errors import ResumeError
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import HARMLESS, differences
@@ -111,6 +112,7 @@ def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema, carried: C
 
 def _fits(new: pa.Field, old: pa.Field) -> bool:
     """Whether values of the new type go into a column of the old one, but for single ones (`fitting`)."""
+    new, old = (field.with_type(_of_any_length(field.type)) for field in (new, old))
     if new.type == old.type:
         return True
     if all(pa.types.is_timestamp(field.type) and field.type.tz for field in (new, old)):
@@ -121,3 +123,9 @@ def _fits(new: pa.Field, old: pa.Field) -> bool:
         return False
     is_wider = bool(united.field(0).type == old.type)
     return is_wider and can_cast(new.type, old.type) and not rounds(new.type, old.type)
+
+
+def _of_any_length(kind: pa.DataType) -> pa.DataType:
+    """The type without what only says how long its values are together: large texts and lists are texts and lists."""
+    short = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    return with_leaves(kind, lambda leaf: short.get(leaf, leaf), large_lists=False)

@@ -120,6 +120,32 @@ def test_times_of_another_zone_are_the_same_times(nights: Nights) -> None:
     whole(nights)
 
 
+LARGE: dict[str, tuple[Any, pa.DataType, pa.DataType]] = {  # a value, its type last night and tonight
+    "words": ("a", pa.string(), pa.large_string()),
+    "bytes": (b"a", pa.binary(), pa.large_binary()),
+    "list": (["a"], pa.list_(pa.string()), pa.large_list(pa.large_string())),
+    "mixed": (["a"], pa.large_list(pa.string()), pa.list_(pa.large_string())),
+    "inside": ({"x": [1]}, pa.struct([("x", pa.list_(pa.int64()))]), pa.struct([("x", pa.large_list(pa.int32()))])),
+}
+
+
+def test_large_texts_and_lists_are_texts_and_lists(nights: Nights) -> None:
+    def write(count: int, tonight: bool) -> None:
+        rows = pa.Table.from_pylist(rows_of(count))
+        for name, (value, *kinds) in LARGE.items():
+            rows = rows.append_column(name, pa.array([value] * count, kinds[tonight]))
+        pq.write_table(rows, nights.folder / "rows.parquet")
+
+    nights.settings["input__path"] = str(nights.folder / "rows.parquet")
+    write(2, tonight=False)
+    nights.submit()
+    write(3, tonight=True)
+    assert nights.submit().changes == {"new": 1, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 0}
+    wanted = {name: value for name, (value, *_) in LARGE.items()}
+    assert [{name: row[name] for name in LARGE} for row in nights.results().values()] == [wanted] * 3
+    whole(nights)
+
+
 def test_a_value_that_the_results_cannot_hold_is_its_rows_error_before_anything_runs(nights: Nights) -> None:
     nights.write(scored(2, 1.5, 2.0))
     nights.submit()
