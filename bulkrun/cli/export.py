@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from bulkrun.cli.output import count, note
+from bulkrun.cli.output import count, counted, note
 from bulkrun.cli.run_path import RunPath
 from bulkrun.errors import UsageError
 
@@ -58,9 +58,10 @@ def export(
     done = export_run(run, options, sys.stdout.buffer)
     sys.stdout.buffer.flush()
     if not done.finished:
-        missing = "rows are" if done.missing is None else f"{count(done.missing)} rows are"
+        verb = "is" if done.missing == 1 else "are"
+        missing = f"rows {verb}" if done.missing is None else f"{counted(done.missing, 'row')} {verb}"
         note(f"{run.root} is not finished: {missing} missing here (`bulkrun status {run.root}`)")
     lines = f": {count(done.output_lines)} output and {count(done.error_lines)} error lines"
-    note(f"{count(done.rows)} rows" + (lines if format_ == "openai" else ""))
+    note(counted(done.rows, "row") + (lines if format_ == "openai" else ""))
     for path in options.targets:
         note(f"wrote    {path}")

@@ -19,6 +19,7 @@ from openai.types.completion_create_params import CompletionCreateParamsNonStrea
 from pydantic import TypeAdapter
 
 from bulkrun.cli import main
+from tests.job.small_runs import job, make_rows, start
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--set", "engine.dtype=float32", "--set", "engine.max_num_seqs=8")
@@ -225,3 +226,8 @@ def test_messages_go_to_stderr_and_data_to_stdout(folder: Path) -> None:
     assert re.search(r"13 rows", result.stderr)
     assert bulkrun("export", "out/openai_batch", "--format", "csv", "-o", "examples/openai_batch.jsonl").exit_code == 2
     assert bulkrun("export", str(folder), "--format", "csv").exit_code == 1
+
+
+def test_one_row_is_counted_as_one(tmp_path: Path) -> None:
+    start(tmp_path / "run", make_rows(1), job(tmp_path / "run"))
+    assert bulkrun("export", str(tmp_path / "run"), "--format", "jsonl").stderr == "1 row\n"
