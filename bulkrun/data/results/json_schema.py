@@ -122,8 +122,11 @@ def to_arrow_value(value: Any, kind: pa.DataType) -> Any:
 
 
 def compact_json(value: Any) -> str:
-    """Compact JSON, the same text for the same value."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Compact JSON, the same text for the same value. Raises ValueError for a number that was too large to be read."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise ValueError("a number, as 1e999, does not fit into 64 bits") from None
 
 
 def _instance(value: Any, kind: type, words: str) -> Any:

@@ -149,6 +149,7 @@ def test_a_value_that_fits_its_schema_fits_its_column(schema: dict[str, Any], va
         (2**63, WHOLE, "64-bit integer"),
         (10**400, NUMBER, "64-bit number"),
         (float("inf"), NUMBER, "64-bit number"),
+        ({"a": [float("inf")]}, TEXT, "1e999, does not fit"),
         ("text", pa.struct([("a", TEXT)]), "not an object"),
         ({"a": 1}, pa.list_(TEXT), "not an array"),
     ],
