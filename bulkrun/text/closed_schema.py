@@ -7,7 +7,7 @@ and says nothing of others is closed: what fits the closed schema fits the schem
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
@@ -50,7 +50,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Any]:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    copy = {keyword: _closed_inside(keyword, value) for keyword, value in schema.items()}
+    copy = with_inner(schema, _closed)
     declared, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(declared, dict) or not declared or any(keyword in schema for keyword in _OPEN):
         return copy
@@ -59,9 +59,14 @@ def _closed(schema: Any) -> Any:
     return {**copy, "additionalProperties": False}
 
 
-def _closed_inside(keyword: str, value: Any) -> Any:
+def with_inner(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with `change` of each schema directly inside of it."""
+    return {keyword: _with_inner(keyword, value, change) for keyword, value in schema.items()}
+
+
+def _with_inner(keyword: str, value: Any, change: Callable[[Any], Any]) -> Any:
     if keyword in _BY_NAME and isinstance(value, dict):
-        return {name: _closed(inner) for name, inner in value.items()}
+        return {name: change(inner) for name, inner in value.items()}
     if keyword in _LISTS and isinstance(value, list):
-        return [_closed(inner) for inner in value]
-    return _closed(value) if keyword in _SINGLE else value
+        return [change(inner) for inner in value]
+    return change(value) if keyword in _SINGLE else value

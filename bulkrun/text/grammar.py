@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from bulkrun.request import StructuredOutput
 from bulkrun.text.closed_schema import closed
+from bulkrun.text.schema_formats import without_unknown_formats
 from bulkrun.text.tool_grammar import JSON_OPTIONS, SpecialId, calls_grammar
 
 _MAX_CHARACTERS = 256 * 2**10  # compiling takes seconds at this size, and grows with its square
@@ -106,7 +107,7 @@ def short_message(problem: str) -> str:
 
 def _json_grammar(schema: str) -> str:
     try:
-        text = json.dumps(closed(json.loads(schema)))
+        text = json.dumps(closed(without_unknown_formats(json.loads(schema))))
         return LLMatcher.grammar_from_json_schema(text, overrides=dict(JSON_OPTIONS))  # type: ignore[arg-type]
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -14,6 +14,7 @@ from typing import Any
 
 from bulkrun.text.closed_schema import closed
 from bulkrun.text.python_calls import python_rules
+from bulkrun.text.schema_formats import without_unknown_formats
 from bulkrun.text.tagged_calls import TAGGED_FORMATS, literal, tagged_rules
 
 SpecialId = Callable[[str], int | None]  # of a text that is a special token
@@ -67,7 +68,7 @@ def _in_json(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
 
 
 def _schema(schema: Any) -> dict[str, Any]:
-    return {**closed(schema), "x-guidance": dict(JSON_OPTIONS)}
+    return {**closed(without_unknown_formats(schema)), "x-guidance": dict(JSON_OPTIONS)}
 
 
 def _hermes(names: list[str], one: bool, special_id: SpecialId) -> list[str]:

@@ -37,7 +37,6 @@ def test_usable_grammars_pass(structured: StructuredOutput) -> None:
         (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (schema({"$ref": "#/$defs/missing"}), "/$defs/missing"),
         (schema({"$ref": "https://example.com/schema.json"}), "does not fetch"),
-        (schema({"type": "string", "format": "phone"}), "phone"),
         (StructuredOutput("json", "{"), "line 1 column 2"),
         (StructuredOutput("regex", "(ab"), "unclosed group"),
         (StructuredOutput("regex", "(?=a)b"), "look-around"),
