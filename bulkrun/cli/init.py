@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -31,8 +32,10 @@ from bulkrun.settings import Task
 @click.option(
     "--model", help="A directory or a hub id. Default: bundled:tiny; with --task classify, for you to fill in."
 )
-@click.option("--delimiter", help="The character between the fields of CSV files, as in input.delimiter.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write. Default: job.yaml.")
+@click.option("--delimiter", help=r"The character between the fields of CSV files, as in input.delimiter; \t is a tab.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write; -: stdout. Default: job.yaml."
+)
 def init(
     source: str, task: Task, columns: tuple[str, ...], model: str | None, delimiter: str | None, out: Path | None
 ) -> None:
@@ -45,10 +48,14 @@ def init(
     bulkrun init docs.parquet --task embed
     bulkrun init pairs.parquet --task classify --column query --column document
     """
-    from bulkrun.launch.init_job import write_job
+    from bulkrun.launch.init_job import make_job, write_job
     from bulkrun.launch.init_prompt import Wanted
 
-    job, wanted = out or Path("job.yaml"), Wanted(task, columns, model, delimiter)
+    job, wanted = out or Path("job.yaml"), Wanted(task, columns, model, "\t" if delimiter == r"\t" else delimiter)
+    if job == Path("-"):
+        sys.stdout.buffer.write(make_job(source, Path("job.yaml"), wanted).encode())
+        sys.stdout.buffer.flush()
+        return
     write_job(source, job, wanted)
     name = shlex.quote(str(job))
     note(f"wrote    {name}")

@@ -27,15 +27,20 @@ _SHOWN_FIELDS = 4
 _SECTIONS: Mapping[Task, str] = {"generate": "sampling", "embed": "embedding", "classify": "classification"}
 
 
-def write_job(source: str, job: Path, wanted: Wanted = GENERATE) -> None:
-    """Write a job file over the input `source` to `job`.
+def make_job(source: str, job: Path, wanted: Wanted = GENERATE) -> str:
+    """The text of a job file over the input `source`, for a file that is called `job`.
 
-    Raises InputError where the input cannot be read or has no columns, JobFileError for a delimiter that is none,
-    UsageError for columns that it has not or the task cannot take, and where the file cannot be written.
+    Raises InputError where the input cannot be read or has no columns, JobFileError for a delimiter that is none, and
+    UsageError for columns that it has not or the task cannot take.
     """
-    schema = _schema_of(source, wanted.delimiter)
+    return job_text(source, _schema_of(source, wanted.delimiter), job, wanted)
+
+
+def write_job(source: str, job: Path, wanted: Wanted = GENERATE) -> None:
+    """Write it to `job`. Raises what `make_job` does, and UsageError where the file cannot be written."""
+    text = make_job(source, job, wanted)
     try:
-        _write_new(job, job_text(source, schema, job, wanted))
+        _write_new(job, text)
     except FileExistsError:
         raise UsageError(f"{job}: already exists; give another name with --out") from None
     except OSError as error:

@@ -37,6 +37,19 @@ def test_a_job_that_runs_is_run_next() -> None:
     assert load_job(Path("my job.yaml")).task == "embed"
 
 
+def test_a_backslash_t_is_a_tab_as_no_shell_makes_one() -> None:
+    Path("pairs.csv").write_text("query\tdocument\nread a file\topens it\n")
+    assert init("--delimiter", r"\t").exit_code == 0
+    assert load_job(Path("job.yaml")).input.delimiter == "\t"
+
+
+def test_a_dash_is_stdout_where_nothing_else_is() -> None:
+    done = CliRunner().invoke(main, ["init", "pairs.csv", "--delimiter", ";", "--out", "-"], catch_exceptions=False)
+    assert (done.exit_code, done.stderr, Path("-").exists()) == (0, "", False)
+    Path("job.yaml").write_text(done.stdout)
+    assert load_job(Path("job.yaml")).input.path == "pairs.csv"
+
+
 def test_what_cannot_be_ends_with_the_reason() -> None:
     refused = init("--column", "documents")
     assert refused.exit_code == 2
