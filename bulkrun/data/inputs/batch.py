@@ -5,7 +5,7 @@ Knows no file format. A batch never spans two files, so an address is always (fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -70,6 +70,13 @@ class Source(Protocol):
 
     def select(self, columns: Sequence[str]) -> Source:
         """A source of these rows with only these columns, in this order (names must exist)."""
+
+
+class FileSource(Source, Protocol):
+    """A source that reads the files themselves."""
+
+    def own_columns(self, file: int) -> Collection[str]:
+        """The columns that file number `file` has; of JSON lines those that the sample shows."""
 
 
 def record_batch(arrays: Sequence[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:

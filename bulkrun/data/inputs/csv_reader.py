@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -58,6 +58,9 @@ class CsvSource:
         headers = [_read_header(file, max_row_bytes, delimiter) for file in files]
         columns = list(dict.fromkeys(name for header in headers for name in header))
         return cls(files, headers, columns, max_row_bytes, delimiter)
+
+    def own_columns(self, file: int) -> Collection[str]:
+        return self._headers[file]
 
     def select(self, columns: Sequence[str]) -> CsvSource:
         return CsvSource(self._files, self._headers, list(columns), self._max_row_bytes, self._delimiter)

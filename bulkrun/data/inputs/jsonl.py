@@ -7,7 +7,7 @@ them silently, so this one reads bytes, splits lines itself (`lines`) and parses
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -35,8 +35,15 @@ class JsonlSource:
 
     num_rows: int | None = None
 
-    def __init__(self, files: Sequence[InputFile], types: dict[str, JsonType], max_row_bytes: int) -> None:
+    def __init__(
+        self,
+        files: Sequence[InputFile],
+        types: dict[str, JsonType],
+        max_row_bytes: int,
+        own_columns: Sequence[Collection[str]],
+    ) -> None:
         self._files = files
+        self._own_columns = own_columns
         self._types = types
         self._all_names = frozenset(types)
         self._max_row_bytes = max_row_bytes
@@ -57,19 +64,23 @@ class JsonlSource:
         A column of which the sample shows no value has its type in `known`, if that names it. A row is bad whose
         objects in a column have a key that is `needed` there and is not declared.
         """
-        shapes = sample_shapes(files, max_row_bytes)
+        shapes, own_columns = sample_shapes(files, max_row_bytes)
         declared = {name: json_type(type_) for name, type_ in (known or {}).items() if name in shapes}
         types = {name: shape.resolve(declared.get(name)) for name, shape in shapes.items()}
         types |= {name: types[name].needing(keys) for name, keys in (needed or {}).items() if name in types}
         as_text = kept_as_text(shapes) if kept_as_text else ()
-        return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
+        return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes, own_columns)
 
     @property
     def undeclared_columns(self) -> dict[str, int]:
         return dict(self._undeclared.counts)
 
+    def own_columns(self, file: int) -> Collection[str]:
+        return self._own_columns[file]
+
     def select(self, columns: Sequence[str]) -> JsonlSource:
-        chosen = JsonlSource(self._files, {name: self._types[name] for name in columns}, self._max_row_bytes)
+        types = {name: self._types[name] for name in columns}
+        chosen = JsonlSource(self._files, types, self._max_row_bytes, self._own_columns)
         chosen._all_names = self._all_names
         return chosen
 
@@ -163,18 +174,25 @@ _BENT: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def sample_shapes(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Shape]:
-    """The shapes of the columns in the first lines of every file, in the order of their first appearance."""
+def sample_shapes(files: Sequence[InputFile], max_row_bytes: int) -> tuple[dict[str, Shape], Sequence[Collection[str]]]:
+    """The shapes of the columns in the first lines of every file, in the order of their first appearance.
+
+    And the names of each file's own columns there.
+    """
     shapes: dict[str, Shape] = {}
+    own_columns: list[frozenset[str]] = []
+    same: dict[frozenset[str], frozenset[str]] = {}  # as most of many files have
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
     for file in files:
+        names: set[str] = set()
         for line in _first_lines(file, max_row_bytes, max_lines, max_bytes):
-            _add_to_sample(shapes, line, max_row_bytes)
+            names.update(_add_to_sample(shapes, line, max_row_bytes))
+        own_columns.append(same.setdefault(frozenset(names), frozenset(names)))
         if len(shapes) > MAX_COLUMNS:
             raise InputError(
                 f"{file.path}: more than {MAX_COLUMNS} different keys in the first lines; is this one row?"
             )
-    return shapes
+    return shapes, own_columns
 
 
 def _first_lines(file: InputFile, max_row_bytes: int, max_lines: int, max_bytes: int) -> Iterator[Line]:
@@ -186,13 +204,15 @@ def _first_lines(file: InputFile, max_row_bytes: int, max_lines: int, max_bytes:
                 return
 
 
-def _add_to_sample(shapes: dict[str, Shape], line: Line, max_row_bytes: int) -> None:
+def _add_to_sample(shapes: dict[str, Shape], line: Line, max_row_bytes: int) -> Collection[str]:
+    """Returns the columns that the line has."""
     try:
         row = parse_line(line, max_row_bytes)
     except BadLine:
-        return  # it becomes an error row when the rows are read
+        return ()  # it becomes an error row when the rows are read
     for name, value in row.items():
         shapes.setdefault(name, Shape()).add(value)
+    return row.keys()
 
 
 def _in_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:

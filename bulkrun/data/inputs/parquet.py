@@ -10,7 +10,7 @@ Pages are checked against their checksums where the writer left some.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -71,6 +71,9 @@ class ParquetSource:
     @property
     def num_rows(self) -> int | None:
         return sum(sum(footer.group_rows) for footer in self._footers)
+
+    def own_columns(self, file: int) -> Collection[str]:
+        return self._footers[file].schema.names  # type: ignore[no-any-return]
 
     def select(self, columns: Sequence[str]) -> ParquetSource:
         schema = pa.schema([self.schema.field(name) for name in columns])

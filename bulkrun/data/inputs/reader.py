@@ -16,7 +16,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from bulkrun.data.inputs.batch import InputBatch, Position, Source
+from bulkrun.data.inputs.batch import FileSource, InputBatch, Position, Source
 from bulkrun.data.inputs.csv_reader import CsvSource
 from bulkrun.data.inputs.files import InputFile, find_files
 from bulkrun.data.inputs.folder_columns import with_folder_columns
@@ -172,7 +172,7 @@ def _open_files(
     kept_as_text: ChooseColumns | None,
     known: KnownTypes | None,
     needed: NeededKeys | None,
-) -> Source:
+) -> FileSource:
     for file in files:
         if file.format != files[0].format:
             raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 
 from bulkrun.data.inputs.batch import Position
 from bulkrun.data.inputs.reader import open_input
+from bulkrun.errors import InputError
 from tests.data.reading import read, read_all
 
 FOLDERS = {"lang=de/year=2023": "Haus", "lang=en/year=2024": "house", "lang=__HIVE_DEFAULT_PARTITION__/year=a%2Fb": "?"}
@@ -55,6 +57,43 @@ def test_a_column_that_a_file_has_itself_is_the_files(tmp_path: Path) -> None:
     (tmp_path / "lang=en").mkdir()
     pq.write_table(pa.table({"lang": ["de"], "n": [1]}), tmp_path / "lang=en" / "x.parquet")
     assert read(tmp_path)[0] == [{"lang": "de", "n": 1}]
+
+
+def write(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text("\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_where_only_some_files_have_a_column_the_others_have_their_folders(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "lang=de" / f"1.{kind}", {"n": "1"})
+    write(tmp_path / "lang=en" / f"2.{kind}", {"n": "2", "lang": "english"})
+    rows = [{"n": "1", "lang": "de"}, {"n": "2", "lang": "english"}]
+    assert read(tmp_path) == (rows, {})
+    with open_input(str(tmp_path)) as dataset:
+        assert read_all(dataset.select(["lang"]))[0] == [{"lang": "de"}, {"lang": "english"}]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_the_folders_have_the_type_of_the_files_or_are_refused(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "year=2023" / f"1.{kind}", {"n": 1})
+    write(tmp_path / "year=2024" / f"2.{kind}", {"n": 2, "year": 1999}, {"n": 3, "year": None})
+    assert [row["year"] for row in read(tmp_path)[0]] == [2023, 1999, None]
+    write(tmp_path / "year=late" / f"3.{kind}", {"n": 3})
+    with pytest.raises(InputError, match=rf"3\.{kind}: has no column 'year', and .* 'late' is not int64"):
+        open_input(str(tmp_path))
+
+
+def test_a_line_keeps_what_the_sample_did_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.data.inputs.jsonl.SAMPLE_LINES", 16)
+    write(tmp_path / "lang=de" / "1.jsonl", *[{"n": 1}] * 16, {"n": 2, "lang": "at"})
+    write(tmp_path / "lang=en" / "2.jsonl", {"n": 3, "lang": "us"})
+    assert [row["lang"] for row in read(tmp_path)[0]] == ["de"] * 16 + ["at", "us"]
 
 
 def test_a_row_that_cannot_be_read_is_null_in_these_columns_too(tmp_path: Path) -> None:
