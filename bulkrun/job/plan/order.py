@@ -46,6 +46,18 @@ def run_order(index: WindowIndex, partitions: I64 | None = None, priorities: I64
     return RunOrder(rows, first, np.append(np.flatnonzero(begins), len(rows)))
 
 
+def in_shards(index: WindowIndex, order: RunOrder, borders: I64) -> RunOrder:
+    """The order with `first` as shards have it: what shares a shard is answered at once wherever it stands in it, as
+    with other priorities, and what the borders part is not."""
+    ordered = index.identity[order.rows]
+    shard = np.searchsorted(borders, np.arange(len(ordered)), "right")
+    places = np.lexsort((ordered[:, 1], ordered[:, 0], shard))  # stable: of equal ones the first comes first
+    same = (ordered[places[1:]] == ordered[places[:-1]]).all(axis=1) & (np.diff(shard[places]) == 0)
+    first = np.ones(len(ordered), np.bool_)
+    first[places[1:][same]] = False
+    return order._replace(first=first)
+
+
 def shared_prefix_tokens(index: WindowIndex, order: RunOrder) -> int:
     """Tokens of unique prompts that need not be computed when every shared prefix is computed once.
 

@@ -17,7 +17,7 @@ from bulkrun.errors import InputError
 from bulkrun.job.plan.cut import Limits, cut
 from bulkrun.job.plan.ids import IdArray, hash_ids
 from bulkrun.job.plan.index import I64, IndexBuilder, WindowIndex
-from bulkrun.job.plan.order import RunOrder, run_order, shared_prefix_tokens
+from bulkrun.job.plan.order import RunOrder, in_shards, run_order, shared_prefix_tokens
 from bulkrun.job.plan.partitions import MAX_PARTITIONS, Partitions
 from bulkrun.job.plan.report import PlanCounters
 from bulkrun.job.plan.rows import RowMaker
@@ -100,6 +100,7 @@ class Window:
         order = run_order(index, folder_of_row, priorities)
         limits = Limits.of(total_rows or self.rows, self.rows, shard_rows, generations)
         borders = cut(order, index.costs, index.nbytes, limits)
+        order = in_shards(index, order, borders)
         place = np.empty(self.rows, np.int64)
         place[order.rows] = np.arange(self.rows)
         shard_of_row = np.searchsorted(borders, place, "right") - 1

@@ -51,6 +51,22 @@ def test_equal_prompts_of_one_shard_are_generated_once_with_the_best_priority(tm
     assert (sorted(generation.rows), generation.request.priority) == ([0, 1, 2], 1)
 
 
+@pytest.mark.parametrize("rows_per_file", [None, 4])
+def test_the_plan_counts_the_generations_that_run(tmp_path: Path, rows_per_file: int | None) -> None:
+    texts = [{"text": f"prompt {row % 3}", "p": row % 2} for row in range(30)] + [{"text": 5, "p": "none"}]
+    spec = job(
+        write_jsonl(tmp_path / "in.jsonl", texts), input={"priority": "p"}, output={"rows_per_file": rows_per_file}
+    )
+    counters = make_plan(tmp_path / "run", spec).counters
+    run = RunDir(tmp_path / "run")
+    asked = [
+        one.request for shard in range(counters.shards) for one in open_shard(run, shard, spec.sampling).generations
+    ]
+    assert counters.duplicate_prompts == counters.rows - len(asked) - counters.errors["bad_input"]
+    assert counters.unique_prompt_tokens == sum(len(request.prompt_token_ids) for request in asked)
+    assert len(asked) == 3 if rows_per_file is None else len(asked) > 6
+
+
 def test_without_the_key_all_are_equal(tmp_path: Path) -> None:
     make_plan(tmp_path / "run", job(_table(tmp_path, [5, 1, 3])))
     assert [row["priority"] for row in read_rows(tmp_path / "run")] == [0, 0, 0]
