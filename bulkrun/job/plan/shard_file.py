@@ -24,10 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bulkrun.data.storage.arrow_errors import read_errors
 from bulkrun.data.storage.documents import from_document
 from bulkrun.errors import RunError
+from bulkrun.request import RowError
 
 METADATA_KEY = b"bulkrun.shard"
 
@@ -76,6 +78,14 @@ def read_row_ids(path: Path) -> tuple[list[int], list[str]]:
     with _opened(path, ("row", "row_id")) as reader:
         table = reader.read_all()
     return table["row"].to_pylist(), table["row_id"].to_pylist()
+
+
+def read_refused(path: Path) -> dict[int, RowError]:
+    """The rows of a shard that cannot run, and why, and nothing else of it. Raises RunError when it is torn."""
+    with _opened(path, ("row", "error_code", "error_message")) as reader:
+        table = reader.read_all()
+    rows, codes, messages = (column.to_pylist() for column in table.filter(pc.is_valid(table["error_code"])).columns)
+    return {row: RowError(code, message) for row, code, message in zip(rows, codes, messages, strict=True)}
 
 
 def read_shard_info(path: Path) -> ShardInfo:

@@ -1,4 +1,7 @@
-"""The error rows of a run, from its parts and from the journals of open shards: by code, and some of each."""
+"""The error rows of a run, from its parts, and of open shards from their journals and the plan: by code, some of each.
+
+What the plan found unable to run is told before its shard has its turn: it may be why the run has stopped.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import pyarrow.compute as pc
 
 from bulkrun.data.results.parts import read_part_columns, read_part_info, read_part_schema
 from bulkrun.job.plan.rows import id_texts
-from bulkrun.job.plan.shard_file import read_shard
+from bulkrun.job.plan.shard_file import read_refused, read_shard
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.request import RowError
 
 _COLUMNS = ["row", "sample", "error_code", "error_message"]
 
@@ -53,13 +57,15 @@ def read_row_errors(run: RunDir, *, examples: int = 3) -> ErrorReport:
 
 def error_rows(run: RunDir) -> Iterator[ErrorRow]:
     """Every error row: those of parts in row order, then those of open shards."""
-    record, committed = read_record(run), run.committed_shards()
+    record, is_finished, committed = read_record(run), run.success.exists(), run.committed_shards()
     for shard in sorted(committed):
         if read_part_info(run.part(shard)).errors:
             yield from _of_part(run.part(shard), record)
+    if is_finished:  # `compact` gives its parts other numbers than their shards had
+        return
     open_shards, journals = run.planned_shards() - committed, journals_by_shard(run)
-    for shard in sorted(open_shards & journals.keys()):
-        yield from _of_open_shard(run, shard, journals[shard], record)
+    for shard in sorted(open_shards):
+        yield from _of_open_shard(run, shard, journals.get(shard, []), record)
 
 
 def _of_part(part: Path, record: RunRecord) -> Iterator[ErrorRow]:
@@ -72,12 +78,16 @@ def _of_part(part: Path, record: RunRecord) -> Iterator[ErrorRow]:
 
 
 def _of_open_shard(run: RunDir, shard: int, journals: list[Path], record: RunRecord) -> Iterator[ErrorRow]:
-    answered = sorted(read_outcomes(journals).answered.items())
-    failed = [(row, sample, found) for (row, sample), found in answered if found.error_code is not None]
+    failed = {
+        key: RowError(found.error_code, found.error_message or "")
+        for key, found in read_outcomes(journals).answered.items()
+        if found.error_code is not None
+    }
+    for row, error in read_refused(run.shard(shard)).items():
+        failed |= {(row, sample): error for sample in range(record.samples)}
     ids = _planned_ids(run, shard, record) if failed else {}
-    for row, sample, found in failed:
-        assert found.error_code is not None
-        yield ErrorRow(row, ids.get(row), sample, found.error_code, found.error_message or "")
+    for (row, sample), error in sorted(failed.items()):
+        yield ErrorRow(row, ids.get(row), sample, error.code, error.message)
 
 
 def _planned_ids(run: RunDir, shard: int, record: RunRecord) -> dict[int, str | None]:

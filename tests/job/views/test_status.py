@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bulkrun.data.storage.durable import replace_json
-from bulkrun.errors import RunError
+from bulkrun.errors import ErrorRateExceeded, RunError
 from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
@@ -246,6 +246,24 @@ def test_errors_are_counted_by_code_with_examples_before_and_after_the_end(tmp_p
     assert report.counts == {"bad_input": 9, "nan_logits": 1}
     assert [error.row for error in report.examples["bad_input"]] == [3, 10]
     assert report.examples["nan_logits"][0].message == "no"
+
+
+def test_what_cannot_run_is_told_of_a_run_that_stopped_because_of_it(tmp_path: Path) -> None:
+    def submit(max_error_rate: float) -> None:
+        spec = job(tmp_path / "out", n=2, temperature=1.0, run={"max_error_rate": max_error_rate})
+        start(tmp_path / "out", rows, spec)
+
+    run, rows = RunDir(tmp_path / "out"), make_rows(140)
+    with pytest.raises(ErrorRateExceeded, match="see `bulkrun errors`"):
+        submit(0.0)
+    assert not run.committed_shards()
+    report = read_row_errors(run, examples=1)
+    refused = [row.row for row in rows if row.error_code is not None]
+    assert (report.counts, report.examples["bad_input"][0].row) == ({"bad_input": 2 * len(refused)}, refused[0])
+    submit(1.0)
+    assert read_row_errors(run).counts == report.counts
+    run.part(0).rename(run.part(99))  # as `compact` does
+    assert read_row_errors(run).counts == report.counts
 
 
 def test_a_run_at_work_is_to_be_watched(tmp_path: Path) -> None:
