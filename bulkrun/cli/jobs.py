@@ -247,6 +247,8 @@ def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bo
     if probed is not None:
         click.echo()
         print_probe(probed, spec)
+    elif probe is not None:
+        note("probe: no row can run")
 
 
 @click.command()

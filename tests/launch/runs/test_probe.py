@@ -106,3 +106,5 @@ def test_a_job_without_a_row_that_runs_has_no_probe(tmp_path: Path) -> None:
     )
     shown = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--probe", "1", "--json"])
     assert shown.exit_code == 0 and json.loads(shown.stdout)["probe"] is None
+    said = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--probe", "1"]).stderr
+    assert "probe: no row can run" in said
