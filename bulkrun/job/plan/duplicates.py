@@ -66,8 +66,9 @@ def refuse_duplicate_ids(dataset: Dataset, spec: JobSpec, folder: Path) -> None:
     found = counter.report()
     if found["count"]:
         shown = "; ".join(f"{each['id']!r} in {places_of(dataset, each['rows'])}" for each in found["examples"])
+        have = "1 row has" if found["count"] == 1 else f"{found['count']} rows have"
         raise InputError(
-            f"input.id: {found['count']} rows have an id of column {name!r} that an earlier row has: {shown}; "
+            f"input.id: {have} an id of column {name!r} that an earlier row has: {shown}; "
             + ("run.incremental needs unique ids" if spec.run.incremental else _FIX)
         )
 

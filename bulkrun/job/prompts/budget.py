@@ -31,9 +31,10 @@ class RowBudget:
             return sampling
         share = (self._bound - num_prompt_tokens) // self._outputs
         if share < 1:
+            wanted = "an output" if self._outputs == 1 else f"{self._outputs} outputs"
             return RowError(
                 "too_long",
-                f"the prompt has {num_prompt_tokens} tokens, which leaves nothing for {self._outputs} outputs in "
+                f"the prompt has {num_prompt_tokens} tokens, which leaves nothing for {wanted} in "
                 f"run.max_tokens_per_row = {self._bound}; raise it, or shorten the prompt",
             )
         return sampling if sampling.max_tokens <= share else self._cut(sampling, share)
