@@ -30,8 +30,8 @@ class PartInfo:
     """A part's footer. `rows` counts output rows (input rows x samples); `attempt` is unique for each file written.
 
     Tokens are those of all generations, also of samples that `best_of` dropped. Of these, `saved_generations` were
-    answered by another row's, `stopped` ran in circles or out of time; `cached_tokens` came from the prefix cache.
-    `cut` counts output rows that ended at the most tokens they could have.
+    answered by another row's; `cached_tokens` came from the prefix cache. `cut` counts output rows that ended at the
+    most tokens they could have, `stopped` those that ran in circles or out of time.
 
     `generation` 0 is what a run published; a retry, an incremental night or `compact` writes a higher one. `folder` is
     the part's partition ("" without partitions), `partition_types` the Arrow types of its columns by name.
@@ -61,11 +61,15 @@ class PartInfo:
         return sum(self.errors.values())
 
 
-def count_cut(table: pa.Table) -> int:
-    """The output rows that ended at the most tokens they could have; a vector never does."""
+def count_ends(table: pa.Table) -> dict[str, int]:
+    """`cut` and `stopped` of these output rows; a vector is neither."""
     if "finish_reason" not in table.column_names:
-        return 0
-    return int(pc.sum(pc.equal(table["finish_reason"], "length")).as_py() or 0)
+        return {"cut": 0, "stopped": 0}
+    ends = {"cut": ["length"], "stopped": ["repetition", "timeout"]}
+    return {
+        name: int(pc.sum(pc.is_in(table["finish_reason"], pa.array(reasons))).as_py() or 0)
+        for name, reasons in ends.items()
+    }
 
 
 def write_part(path: Path, table: pa.Table, info: PartInfo, *, compression: str = "zstd") -> None:

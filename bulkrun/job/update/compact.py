@@ -184,7 +184,6 @@ class _Rewrite:
             generation=self.totals.generation + 1,
             saved_generations=spent.saved_generations,
             cached_tokens=spent.cached_tokens,
-            stopped=spent.stopped,
             prompt_tokens=spent.prompt_tokens,
             completion_tokens=spent.completion_tokens,
         )
@@ -193,7 +192,7 @@ class _Rewrite:
             newest = _check_order(paths, table, self.record.samples, newest)
             named = replace(like, shard=next(numbers))
             yield write_again(self.target.tmp, [table], table.schema, named, self.record)
-            like = replace(like, saved_generations=0, cached_tokens=0, stopped=0, prompt_tokens=0, completion_tokens=0)
+            like = replace(like, saved_generations=0, cached_tokens=0, prompt_tokens=0, completion_tokens=0)
 
     def _files(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """Cut a stream of tables into files; a row's samples stay together."""

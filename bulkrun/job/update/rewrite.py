@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.results.parts import PartInfo, count_cut, read_part_columns, read_part_schema, write_groups
+from bulkrun.data.results.parts import PartInfo, count_ends, read_part_columns, read_part_schema, write_groups
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.job.store.run_record import RunRecord
 
@@ -44,14 +44,14 @@ class _Counts:
     """What a footer counts, table after table."""
 
     rows: int = 0
-    cut: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
     def counted(self, table: pa.Table) -> pa.Table:
         self.rows += table.num_rows
-        self.cut += count_cut(table)
+        self.ends.update(count_ends(table))
         self.prompt_tokens += _sum(table, "prompt_tokens")
         self.completion_tokens += _sum(table, "completion_tokens")
         self.errors.update(table["error_code"].drop_null().to_pylist())
@@ -63,7 +63,8 @@ class _Counts:
             input_rows=self.rows // samples,
             rows=self.rows,
             errors=dict(self.errors),
-            cut=self.cut,
+            cut=self.ends["cut"],
+            stopped=self.ends["stopped"],
             prompt_tokens=like.prompt_tokens + self.prompt_tokens,
             completion_tokens=like.completion_tokens + self.completion_tokens,
         )

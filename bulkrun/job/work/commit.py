@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.results.parts import PartInfo, count_cut, read_part_info, write_part
+from bulkrun.data.results.parts import PartInfo, count_ends, read_part_info, write_part
 from bulkrun.data.results.schema import EMBEDDING, RESULT_FIELDS, SCORES, output_schema
 from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.storage.partitions import folder_values
@@ -208,7 +208,7 @@ def _publish(
         input_rows=table.num_rows // identity.samples,
         rows=table.num_rows,
         errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
-        cut=count_cut(table),
+        **count_ends(table),
         versions=identity.versions,
         folder=planned.folder,
         partition_types=types,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from bulkrun.job.store.journal import JournalRecord
 
 Outcomes = Mapping[tuple[int, int], JournalRecord]
-_STOPPED = ("repetition", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +19,13 @@ class Spent:
     """Sums over a shard's generations, those included that are not kept.
 
     Tokens count for every row that a generation answers. `saved_generations` were not run because a row with the same
-    prompt was, `cached_tokens` are prompt tokens that the prefix cache held, `stopped` outputs ran in circles or out
-    of time.
+    prompt was, `cached_tokens` are prompt tokens that the prefix cache held.
     """
 
     prompt_tokens: int
     completion_tokens: int
     saved_generations: int
     cached_tokens: int
-    stopped: int
 
 
 def keep_samples(
@@ -61,5 +58,4 @@ def spent(outcomes: Outcomes) -> Spent:
         completion_tokens=sum(record.completion_tokens for record in every),
         saved_generations=len(every) - len(once),
         cached_tokens=sum(record.cached_tokens for record in once),
-        stopped=sum(record.finish_reason in _STOPPED for record in once),
     )

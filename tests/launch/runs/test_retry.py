@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import _Delivery, is_delivered
-from bulkrun.request import Request
+from bulkrun.request import Completion, Request, RowError
 from tests.full_disk import file_size_limit
+from tests.job.fake_engine import FakeEngine
 from tests.launch.nights import Nights, after, whole
 from tests.s3_server import Bucket
 from tests.text.tool_templates import HERMES
@@ -58,6 +60,23 @@ def test_failed_rows_run_again_and_only_these(nights: Nights) -> None:
         assert after[name]["row"] == before[name]["row"]
         del before[name], after[name]
     assert after == before
+    whole(nights)
+
+
+class _Slow(FakeEngine):
+    """All outputs run out of time."""
+
+    def _completion(self, request: Request, tokens: tuple[int, ...]) -> Completion:
+        done = super()._completion(request, tokens)
+        return replace(done, finish_reason="timeout", error=RowError("timeout", "over"))
+
+
+def test_outputs_that_were_stopped_and_ran_again_are_not_counted_as_stopped(nights: Nights) -> None:
+    nights.write([{"id": f"r{number}", "text": "the same"} for number in range(3)])
+    nights.make_engine = _Slow
+    assert (totals := nights.submit().totals).stopped == totals.errors["timeout"] == 3
+    nights.make_engine = None
+    assert nights.retry().totals.stopped == 0
     whole(nights)
 
 
