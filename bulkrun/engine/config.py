@@ -32,6 +32,8 @@ from bulkrun.settings import (
 )
 
 MIN_BLOCKS = 2  # the null block and one to use
+# Where no layer attends blocks hold nothing and bound nothing, but each is written down in some 150 bytes.
+MOST_EMPTY_BLOCKS = 2**20
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 _MIB = 2**20
 
@@ -175,8 +177,8 @@ def _with_pool(
 
     Raises UsageError where a sequence of `needed` tokens finds no room.
     """
-    most = 1 + draft.max_num_seqs * draft.max_blocks_per_seq
-    num_blocks = pool_bytes // block_bytes if block_bytes else most  # where no layer attends they hold nothing
+    empty = max(MOST_EMPTY_BLOCKS, 1 + draft.max_blocks_per_seq)
+    num_blocks = pool_bytes // block_bytes if block_bytes else empty
     longest = max(num_blocks - 1, 0) * draft.block_size
     if longest < needed:
         where = explanation or f"engine.kv_cache_memory_bytes: {pool_bytes} bytes"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.config import MOST_EMPTY_BLOCKS, EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.state_rows import KEPT_STATES
 from bulkrun.errors import UsageError
@@ -83,6 +83,16 @@ def test_of_a_gpu_states_take_a_share_of_what_it_may_give(model_dir, monkeypatch
     args = EngineArgs(gpu_memory_utilization=0.5, kv_cache_memory_bytes=2**20)
     config = EngineConfig.resolve(model, torch.float32, device, args)
     assert config.num_state_rows == 50, "a quarter of the 0.2 that weights leave of 0.5"
+
+
+@pytest.mark.parametrize(("block_size", "num_blocks"), [(None, MOST_EMPTY_BLOCKS), (1, 1 + 2**20)])
+def test_blocks_that_hold_nothing_are_not_written_down_by_the_ten_million(
+    model_dir, block_size: int | None, num_blocks: int
+) -> None:
+    model = ModelConfig.from_dir(model_dir("mamba"))
+    assert _resolve(model).num_blocks == 1 + 128 * 512 // 16, "as many as all sequences can use"
+    config = _resolve(model, max_model_len=2**20, max_num_seqs=1024, block_size=block_size)
+    assert (config.max_model_len, config.num_blocks) == (2**20, num_blocks)
 
 
 def test_memory_bounds_the_pool_and_then_the_length(model_config: ModelConfig) -> None:
