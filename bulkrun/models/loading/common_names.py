@@ -43,7 +43,8 @@ _MAMBA = {
     "backbone.embedding": "model.embed_tokens",
     "backbone.norm_f": "model.norm",
     "backbone": "model",
-    "model.embeddings": "model.embed_tokens",
+    "embeddings": "embed_tokens",
+    "embedding": "embed_tokens",
     "norm_f": "norm",
 }
 _JAMBA = _BAMBA | {"router": "gate"}

@@ -114,6 +114,14 @@ def test_a_body_saved_by_itself_is_a_tied_model(tmp_path: Path) -> None:
     assert_is_what_transformers_loads(load(path), path)
 
 
+@pytest.mark.parametrize("variant", ["mamba", "mamba2", "falcon_mamba", "nemotron_h"])
+def test_a_body_saved_by_itself_under_mambas_names_gives_hidden_states(variant: str, tmp_path: Path) -> None:
+    whole = make_tiny_model(variant)
+    whole.base_model.save_pretrained(tmp_path)
+    ours = load(tmp_path, has_head=False)
+    assert torch.equal(ours.embed_weight, whole.get_input_embeddings().weight)
+
+
 def test_a_tied_model_may_be_saved_with_its_head_alone(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama_tied")
     edit_names(path, lambda name: name.replace("model.embed_tokens", "lm_head"))
