@@ -55,9 +55,9 @@ def smaller(sizes: Sizes, limits: SizeLimits, *, pool_bytes: int, step_bytes: in
     """The sizes to go on with after memory ran out: the same ones where nothing is left to give up.
 
     `pool_bytes` and `step_bytes` are what the pool and the activations of the widest step take now: the larger one
-    gives way, for a fifth of a small pool would not make room for a large step.
+    gives way, for a fifth of a small pool would not make room for a large step. A pool that takes nothing stays.
     """
-    num_blocks = max(limits.num_blocks, int(sizes.num_blocks * POOL_SHRINK))
+    num_blocks = max(limits.num_blocks, int(sizes.num_blocks * POOL_SHRINK)) if pool_bytes else sizes.num_blocks
     num_tokens = max(limits.max_num_batched_tokens, sizes.max_num_batched_tokens // 2)
     if num_blocks < sizes.num_blocks and (pool_bytes >= step_bytes or num_tokens == sizes.max_num_batched_tokens):
         return sizes._replace(num_blocks=num_blocks)

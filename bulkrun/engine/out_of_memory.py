@@ -44,8 +44,11 @@ def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[Model
             torch.cuda.empty_cache()  # graphs, which have memory of their own, cannot use what a failed attempt leaves
         fewer = max(1 + config.max_blocks_per_seq, int(config.num_blocks * POOL_SHRINK))
         num_smaller += 1
-        if _bytes_of_rows(config) > config.num_blocks * _block_bytes(model.config, config):
+        pool_bytes = config.num_blocks * _block_bytes(model.config, config)
+        if _bytes_of_rows(config) > pool_bytes + _bytes_of_states(model.config, config):
             raise _rows_do_not_fit(config, shortage)
+        if not pool_bytes:
+            raise _states_do_not_fit(model.config, config, shortage)
         if config.is_pool_given or fewer >= config.num_blocks or num_smaller > MAX_IN_A_ROW:
             raise _pool_does_not_fit(model.config, config, shortage)
         logging.getLogger(__name__).warning(
@@ -59,6 +62,10 @@ def _bytes_of_rows(config: EngineConfig) -> int:
     return config.max_num_seqs * (config.max_model_len + config.max_blocks_per_seq) * torch.int32.itemsize
 
 
+def _bytes_of_states(model_config: ModelConfig, config: EngineConfig) -> int:
+    return config.num_state_rows * bytes_per_row(model_config, config.dtype)
+
+
 def _rows_do_not_fit(config: EngineConfig, shortage: str) -> UsageError:
     return UsageError(
         f"engine.max_num_seqs: tokens and block tables of {config.max_num_seqs} sequences of up to "
@@ -67,10 +74,18 @@ def _rows_do_not_fit(config: EngineConfig, shortage: str) -> UsageError:
     )
 
 
+def _states_do_not_fit(model_config: ModelConfig, config: EngineConfig, shortage: str) -> UsageError:
+    state_bytes = _bytes_of_states(model_config, config)
+    return UsageError(
+        f"engine.max_num_seqs: {config.num_state_rows} rows of states, of {config.max_num_seqs} sequences and of "
+        f"prefixes, take {state_bytes / _GIB:.2f} GiB, which do not fit ({shortage}); lower it"
+    )
+
+
 def _pool_does_not_fit(model_config: ModelConfig, config: EngineConfig, shortage: str) -> UsageError:
     pool = f"a KV pool of {config.num_blocks * _block_bytes(model_config, config) / _GIB:.2f} GiB"
     fix = "it, or engine.gpu_memory_utilization where it is not set"
-    state_bytes = config.num_state_rows * bytes_per_row(model_config, config.dtype)
+    state_bytes = _bytes_of_states(model_config, config)
     if state_bytes:
         pool += f" beside {config.num_state_rows} rows of states of {state_bytes / _GIB:.2f} GiB"
         fix = f"engine.max_num_seqs, {config.max_num_seqs} now, or {fix}"

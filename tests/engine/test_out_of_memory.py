@@ -30,7 +30,8 @@ from tests.models.tiny_models import VOCAB_SIZE
 MAX_TOKENS = 15
 SHARED = [(3 * k * k + 7) % (VOCAB_SIZE - 3) + 3 for k in range(21)]
 PROMPTS = [[(7 * n + 5 * k * k) % (VOCAB_SIZE - 3) + 3 for k in range(1 + 6 * n)] for n in range(6)]
-VARIANTS = ["llama", "lfm2", "granite_h"]  # one with keys and values alone, others with states of two kinds
+# one with keys and values alone, others with states of two kinds, one with states alone
+VARIANTS = ["llama", "lfm2", "granite_h", "mamba"]
 PROMPTS += [[*SHARED, n + 3, n + 9] for n in range(3)]
 CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
 
@@ -186,6 +187,32 @@ def test_rows_that_do_not_fit_are_not_put_down_to_the_pool(
     monkeypatch.setattr(sequence_rows, "untouched_zeros", full)
     with pytest.raises(UsageError, match=r"engine\.max_num_seqs: .* of 1000000 .*Cannot allocate.*lower it or engine"):
         make_engine(max_num_seqs=1_000_000)
+
+
+@pytest.mark.parametrize("given", [None, 2**20])
+def test_states_that_do_not_fit_are_put_down_to_them(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, given: int | None
+) -> None:
+    def full(*args: Any) -> KVCache:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nmore lines")
+
+    monkeypatch.setattr(KVCache, "allocate", full)
+    states = r"engine\.max_num_seqs: 1008 rows of states, of 1000 sequences .* take 0\.01 GiB, which.*\(CUDA.*lower it$"
+    with pytest.raises(UsageError, match=states):
+        make_engine("mamba", max_num_seqs=1000, kv_cache_memory_bytes=given)
+    with pytest.raises(UsageError, match=r"beside 1008 rows of states .*lower engine\.max_num_seqs, 1000 now"):
+        make_engine("jamba", max_num_seqs=1000, kv_cache_memory_bytes=2**16, max_model_len=64)
+
+
+def test_without_a_pool_steps_get_smaller_and_nothing_else(
+    make_engine: EngineFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine("mamba", max_model_len=64, max_num_seqs=8, max_num_batched_tokens=16)
+    before = engine.config.num_blocks
+    with caplog.at_level(logging.WARNING):
+        run(_run_out(engine, {1, 2, 3}.__contains__), _requests())
+    assert (engine.config.num_blocks, engine.config.max_num_batched_tokens) == (before, 8)
+    assert "KV pool" not in caplog.text
 
 
 def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
