@@ -15,6 +15,8 @@ KEPT_STATES = 8  # prefixes within prefixes, and some beside them; one takes as 
 # Of what an engine may take beside the weights, for the states of as many sequences as nobody asked for; the rest is
 # for keys and values. On a CPU that is a part of the RAM already, and rows that nobody uses take none.
 MEMORY_SHARE: Mapping[str, float] = MappingProxyType({"cpu": 0.5, "cuda": 0.25})
+# Where no layer attends there are none: the rest is for what a step makes, which on a CPU is outside this memory.
+SHARE_WITHOUT_KEYS: Mapping[str, float] = MappingProxyType({"cpu": 1.0, "cuda": 0.75})
 
 
 def num_kept_states(model_config: ModelConfig, dtype: torch.dtype, args: EngineArgs) -> int | None:
@@ -44,5 +46,6 @@ def most_sequences(
     row_bytes = bytes_per_row(model_config, dtype)
     if not row_bytes:
         return default
-    num_rows = int(MEMORY_SHARE[device.type] * usable_bytes()) // row_bytes
+    shares = MEMORY_SHARE if model_config.kv_size else SHARE_WITHOUT_KEYS
+    num_rows = int(shares[device.type] * usable_bytes()) // row_bytes
     return min(default, max(1, num_rows - (num_kept or 0)))

@@ -85,6 +85,16 @@ def test_of_a_gpu_states_take_a_share_of_what_it_may_give(model_dir, monkeypatch
     assert config.num_state_rows == 50, "a quarter of the 0.2 that weights leave of 0.5"
 
 
+def test_nothing_is_left_for_keys_and_values_that_there_are_none_of(model_dir, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, device = ModelConfig.from_dir(model_dir("mamba")), torch.device("cuda")
+    free = 40 * bytes_per_row(model, torch.float32)
+    monkeypatch.setattr("bulkrun.engine.config.available_ram_bytes", lambda: 4 * free)
+    assert _resolve(model).num_state_rows == 40
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    args = EngineArgs(gpu_memory_utilization=1.0, kv_cache_memory_bytes=2**20)
+    assert EngineConfig.resolve(model, torch.float32, device, args).num_state_rows == 30
+
+
 @pytest.mark.parametrize(("block_size", "num_blocks"), [(None, MOST_EMPTY_BLOCKS), (1, 1 + 2**20)])
 def test_blocks_that_hold_nothing_are_not_written_down_by_the_ten_million(
     model_dir, block_size: int | None, num_blocks: int
