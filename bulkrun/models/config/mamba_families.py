@@ -17,26 +17,23 @@ from bulkrun.models.config.mamba_files import (
     of_nemotron,
 )
 
-_MAMBA2: dict[str, Any] = {
+_STATES: dict[str, Any] = {
     "linear_layers": None,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+_MAMBA2: dict[str, Any] = _STATES | {
     "mamba_n_heads": 128,
     "mamba_d_head": None,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
     "time_step_limit": None,
 }
-
-_MAMBA: dict[str, Any] = {
-    "linear_layers": None,
+_MAMBA: dict[str, Any] = _STATES | {
     "mamba_inner_size": None,
     "mamba_d_state": 16,
-    "mamba_d_conv": 4,
     "mamba_dt_rank": "auto",
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
     "mamba_norms": "none",
     "mixer_rms_eps": 1e-6,
 }
@@ -125,7 +122,6 @@ MAMBAS: dict[str, Family] = {
             "num_experts_per_tok": 2,
             "norm_topk_prob": False,
             "mlp_only_layers": None,
-            "linear_layers": None,
             **_MAMBA,
             "mamba_norms": "learned",
         },

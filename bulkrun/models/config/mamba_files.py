@@ -91,21 +91,16 @@ def of_falcon(raw: _Keys) -> _Keys:
 
 def of_jamba(raw: _Keys) -> _Keys:
     """Jamba: every so many layers attend, and every so many have experts, from one on. Raises ModelError for others."""
-    defaults = {"attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
-    found = {name: raw.get(name, default) for name, default in (defaults | {"mamba_expand": 2}).items()}
-    sizes = {name: found[name] for name in ("attn_layer_period", "expert_layer_period", "mamba_expand")}
-    for name, size in {**sizes, "hidden_size": raw["hidden_size"]}.items():
-        check_number(name, size, int)
-    attends, sparse = (
-        [layer % found[f"{kind}_layer_period"] == found[f"{kind}_layer_offset"] for layer in layers_of(raw)]
-        for kind in ("attn", "expert")
-    )
+    attends, sparse = _every(raw, "attn", 8, 4), _every(raw, "expert", 2, 1)
+    expand, hidden_size = raw.get("mamba_expand", 2), raw["hidden_size"]
+    check_number("mamba_expand", expand, int)
+    check_number("hidden_size", hidden_size, int)
     kinds = [FULL if has_attention else LINEAR for has_attention in attends]
     num_experts = raw.get("num_local_experts", raw.get("num_experts", 16))
     return {
         **{key: value for key, value in raw.items() if key != "num_local_experts"},
         "position_embedding_type": "none",
-        "mamba_inner_size": found["mamba_expand"] * raw["hidden_size"],
+        "mamba_inner_size": expand * hidden_size,
         "num_experts": 0 if num_experts == 1 else num_experts,  # of one it is a dense MLP
         "mlp_only_layers": [layer for layer, has_experts in enumerate(sparse) if not has_experts],
         "linear_layers": linear_layers({**raw, "layer_types": None}, kinds, LINEAR),
@@ -126,21 +121,6 @@ def of_mamba2(raw: _Keys) -> _Keys:
     for name, size in _MAMBA2_HEADS.items():
         check_number(name, raw.get(name, size), int)
     return _states_alone(raw, 64, math.prod(raw.get(name, size) for name, size in _MAMBA2_HEADS.items()))
-
-
-def _states_alone(raw: _Keys, num_layers: int, inner_size: int) -> dict[str, Any]:
-    """Of a model whose layers are one block each that keeps a state: so many, where the file says nothing."""
-    keys = {_OWN_NAMES_OF_MAMBA.get(name, name): value for name, value in raw.items()}
-    num_layers = len(layers_of({"num_hidden_layers": num_layers, **keys}))
-    heads = {"num_attention_heads": 1, "num_key_value_heads": None, "head_dim": 2}  # of none
-    return {
-        **keys,
-        **heads,
-        "intermediate_size": inner_size,
-        "position_embedding_type": "none",
-        "linear_layers": [True] * num_layers,
-        "mlp_alone": [False] * num_layers,
-    }
 
 
 def of_nemotron(raw: _Keys) -> _Keys:
@@ -165,6 +145,28 @@ def of_nemotron(raw: _Keys) -> _Keys:
         "num_experts": raw.get("n_routed_experts", 8) if "moe" in kinds else 0,
         "shared_expert_intermediate_size": raw.get("moe_shared_expert_intermediate_size", 7688),
         **{ours: raw.get(theirs, default) for ours, (theirs, default) in _NEMOTRON_MAMBA.items()},
+    }
+
+
+def _every(raw: _Keys, kind: str, period: int, offset: int) -> list[bool]:
+    """Which layers have what Jamba says that every so many have. Raises ModelError for a period that is none."""
+    period, offset = raw.get(f"{kind}_layer_period", period), raw.get(f"{kind}_layer_offset", offset)
+    check_number(f"{kind}_layer_period", period, int)
+    return [layer % period == offset for layer in layers_of(raw)]
+
+
+def _states_alone(raw: _Keys, num_layers: int, inner_size: int) -> dict[str, Any]:
+    """Of a model whose layers are one block each that keeps a state: so many, where the file says nothing."""
+    keys = {_OWN_NAMES_OF_MAMBA.get(name, name): value for name, value in raw.items()}
+    num_layers = len(layers_of({"num_hidden_layers": num_layers, **keys}))
+    heads = {"num_attention_heads": 1, "num_key_value_heads": None, "head_dim": 2}  # of none
+    return {
+        **keys,
+        **heads,
+        "intermediate_size": inner_size,
+        "position_embedding_type": "none",
+        "linear_layers": [True] * num_layers,
+        "mlp_alone": [False] * num_layers,
     }
 
 

@@ -1,4 +1,4 @@
-"""A selective state space in the place of attention: Mamba, the first kind (Jamba, Falcon Mamba)."""
+"""A selective state space in the place of attention: Mamba, the first kind (Mamba, Falcon Mamba, Jamba)."""
 
 from __future__ import annotations
 
