@@ -20,13 +20,16 @@ from bulkrun.ops.linear_attention import selective_scan
 from bulkrun.ops.triton import selective_scan as triton_scan
 from tests.ops.linear_attention.steps import NUM_ROWS, Part, make_meta, num_tokens
 from tests.ops.linear_attention.twins import (
+    BESIDE,
     DTYPES,
     FORGETS,
+    IN_PIECES,
     NUM_PADDING,
     RATE,
     STEPS,
     assert_as_reference,
     assert_forgets,
+    assert_same_bits_in_pieces,
     device_of,
     twins,
 )
@@ -120,20 +123,4 @@ def test_steps_of_any_size_are_those_of_softplus(op: Callable[..., torch.Tensor]
 def test_bits_do_not_depend_on_how_tokens_are_spread_over_steps(dtype: torch.dtype, heads: Heads) -> None:
     if library() is None:
         pytest.skip("the reference has the same bits in steps of whole tiles alone")
-    count, other = 37, Part(5, 9, 3)
-    *of_tokens, rate_NC, dt_bias_C, d_C, state = scan_inputs(heads, [other, Part(2, 0, count)], dtype)
-
-    def run(pieces: list[int], beside: list[Part]) -> tuple[torch.Tensor, torch.Tensor]:
-        states, outs, first = state.clone(), [], 0
-        before = torch.arange(num_tokens(beside))
-        for piece in pieces:
-            at = torch.cat([before, other.count + first + torch.arange(piece)])
-            meta, chosen = make_meta([*beside, Part(2, first, piece)]), [one[at] for one in of_tokens]
-            outs.append(ops.selective_scan(*chosen, rate_NC, dt_bias_C, d_C, states, meta)[len(before) :])
-            first += piece
-        return torch.cat(outs), states[2]
-
-    whole = run([count], [])
-    for pieces, beside in (([1, 1, 16, 1, 7, 11], []), ([20, 17], [other])):
-        out, last = run(pieces, beside)
-        assert torch.equal(out, whole[0]) and torch.equal(last, whole[1])
+    assert_same_bits_in_pieces(ops.selective_scan, scan_inputs(heads, [BESIDE, IN_PIECES], dtype), 5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bulkrun.ops.cpu.library import library
-from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, Part, make_meta
+from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, Part, make_meta, num_tokens
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 STEPS = {"mixed": MIXED, "decode": DECODE}
@@ -18,6 +18,7 @@ ERRORS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 NUM_PADDING = 3  # tokens of nobody behind a step's
 FORGETS = Part(2, 1, 48)
 RATE = 16.0  # of what forgets
+BESIDE, IN_PIECES = Part(5, 9, 3), Part(2, 0, 37)
 
 
 def twins(module: object, name: str) -> list[object]:
@@ -74,3 +75,26 @@ def assert_forgets(op: Callable[..., torch.Tensor], inputs: list[torch.Tensor], 
     expected = 1 - math.exp(-RATE * FORGETS.count * math.log1p(math.exp(dt)))
     bound = FORGETS.count * 2**-23
     torch.testing.assert_close(forgotten, torch.full_like(forgotten, expected), rtol=2e-4, atol=bound)
+
+
+def assert_same_bits_in_pieces(op: Callable[..., torch.Tensor], inputs: list[torch.Tensor], num_of_tokens: int) -> None:
+    """The tokens of `IN_PIECES`, which `inputs` has behind those of `BESIDE`, give the same bits however they come.
+
+    The first `num_of_tokens` inputs have a row for each token; the last are states.
+    """
+    of_tokens, others, state = inputs[:num_of_tokens], inputs[num_of_tokens:-1], inputs[-1]
+
+    def run(pieces: list[int], beside: list[Part]) -> tuple[torch.Tensor, torch.Tensor]:
+        states, outs, first = state.clone(), [], 0
+        before = torch.arange(num_tokens(beside))
+        for piece in pieces:
+            at = torch.cat([before, BESIDE.count + first + torch.arange(piece)])
+            meta = make_meta([*beside, Part(IN_PIECES.row, first, piece)])
+            outs.append(op(*[one[at] for one in of_tokens], *others, states, meta)[len(before) :])
+            first += piece
+        return torch.cat(outs), states[IN_PIECES.row]
+
+    whole = run([IN_PIECES.count], [])
+    for pieces, beside in (([1, 1, 16, 1, 7, 11], []), ([20, 17], [BESIDE])):
+        out, last = run(pieces, beside)
+        assert torch.equal(out, whole[0]) and torch.equal(last, whole[1])
