@@ -64,6 +64,9 @@ PROMPT_LENS = [140, 33, 20, 1]
         "stablelm_beside",
         "kimi_linear",
         "granite_swa",
+        "jamba",
+        "mamba",
+        "falcon_mamba",
     ],
 )
 def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
@@ -78,14 +81,22 @@ def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("variant", "sizes"),
+    [
+        ("qwen3_5", {"linear_value_head_dim": 20, "linear_key_head_dim": 18}),
+        ("mamba", {"intermediate_size": 36, "state_size": 5}),
+        ("falcon_mamba", {"intermediate_size": 36, "state_size": 5}),
+    ],
+)
 @pytest.mark.parametrize("has_compiler", [True, False])
-def test_delta_nets_that_are_not_compiled_have_the_same_bits_beside_few_and_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_compiler: bool
+def test_states_that_are_not_compiled_have_the_same_bits_beside_few_and_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_compiler: bool, variant: str, sizes: dict[str, int]
 ) -> None:
-    """Values of 20 dimensions fill no vectors; 24 sequences of two heads, and their channels, fill some."""
+    """Values of 20 dimensions, or 36 channels, fill no vectors; those of 24 sequences fill some."""
     if not has_compiler:
         monkeypatch.setattr("bulkrun.ops.dispatch.library", lambda: None)
-    path = save_tiny_model(tmp_path, "qwen3_5", linear_value_head_dim=20, linear_key_head_dim=18)
+    path = save_tiny_model(tmp_path, variant, **sizes)
     model = load_model(path, dtype=torch.float32, device="cpu", deterministic=True)
     sequences = [[3 + (7 * n + k) % (VOCAB_SIZE - 3) for n in range(12 + k)] for k in range(24)]
     together = forced_logits(model, sequences, [9 + k for k in range(24)])
@@ -109,7 +120,7 @@ def test_experts_of_which_one_matrix_only_fits_whole_panels(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "variant",
     ["llama", "qwen3_moe_whole_panels", "minicpm3", "cohere_qk_norm", "apertus", "starcoder2", "deepseek_v2_lite",
-     "glm4_moe", "nemotron_h_moe", "minimax_m2"],
+     "jamba", "falcon_mamba", "glm4_moe", "nemotron_h_moe", "minimax_m2"],
 )  # fmt: skip
 def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.bfloat16, device="cpu", deterministic=True)
