@@ -125,7 +125,7 @@ def test_per_row_exception_never_collected_endless_wait(tmp_path: Path) -> None:
         return tuple(request.prompt_token_ids) == victim.token_ids
 
     engine = FakeEngine(poison=poison)
-    start(out, rows, spec, engine=engine, rebuild_engine=lambda: FakeEngine(poison=poison))
+    start(out, rows, spec, engine=engine, rebuild_engine=lambda adapter: FakeEngine(poison=poison))
     failed = {row["row"]: row["error_code"] for row in results(out) if row["error_code"] == "engine_error"}
     assert failed == {victim.row: "engine_error"}
 

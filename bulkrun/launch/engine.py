@@ -15,14 +15,15 @@ from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 
 
-def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
-    """A function that loads the job's engine; loading is when torch is imported."""
-    spec, model_dir, adapter = prepared.spec, prepared.model_dir, prepared.adapter_dir
+def engine_factory(prepared: PreparedJob) -> Callable[[str], Engine]:
+    """A function that loads the job's engine with the adapter of a name, "" for rows that name none; loading is when
+    torch is imported."""
+    spec, model_dir, adapters = prepared.spec, prepared.model_dir, prepared.adapters
     if not spec.generates:
         separator = prepared.tokenizer.pair_separator
         output = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args(separator)
-        return lambda: load_embedding_engine(model_dir, spec.engine, output, adapter)
-    return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine, adapter)
+        return lambda name: load_embedding_engine(model_dir, spec.engine, output, adapters.get(name))
+    return lambda name: load_engine(model_dir, prepared.tokenizer, spec.engine, adapters.get(name))
 
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec, adapter: Path | None = None) -> Engine:
@@ -62,7 +63,7 @@ def load_embedding_engine(
 
 def _settings(engine: EngineSpec, adapter: Path | None) -> dict[str, Any]:
     """The keys of the engine's `EngineArgs` that are set; of the adapter it is told the directory."""
-    return {**engine.model_dump(exclude_none=True), "adapter": adapter}
+    return {**engine.model_dump(exclude_none=True, exclude={"adapters"}), "adapter": adapter}
 
 
 def check_device(engine: EngineSpec) -> None:

@@ -98,6 +98,11 @@ class Tokenizer:
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
+    def definition(self) -> str:
+        """How it makes ids of texts, as JSON: equal for those that make the same."""
+        return str(self._backend.to_str())
+
+    @property
     def unused_ids(self) -> list[int]:
         """The ids below that count that belong to no token: a pruned vocabulary has some."""
         used = set(self._backend.get_vocab(with_added_tokens=True).values())

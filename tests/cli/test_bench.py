@@ -103,6 +103,8 @@ def test_a_model_is_measured_with_its_adapter(tmp_path: Path) -> None:
     assert facts_of("throughput", "--model", str(model), *adapter, *lengths)["output_tokens"] == 4
     choice = ModelChoice(str(model), None, {"adapter": str(tmp_path / "adapter"), "device": "cpu"})
     assert load_for_bench(choice).tokenizer_of == tmp_path / "adapter"
+    several = bench("throughput", "--model", str(model), "--set", "engine.adapters={a: b}", *lengths)
+    assert several.exit_code == 2 and "engine.adapters: one model is measured" in several.stderr
     missing = bench("throughput", "--model", str(model), "--set", "engine.adapter=./nowhere", *lengths)
     assert missing.exit_code == 1 and "engine.adapter: no such directory" in missing.stderr
 

@@ -110,7 +110,7 @@ def test_the_live_view_has_no_numbers_of_outputs_and_cache() -> None:
 
 
 def test_preview_shows_the_beginning_of_a_vector_and_as_json_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preview_module, "engine_factory", lambda prepared: FakeEmbedder)
+    monkeypatch.setattr(preview_module, "engine_factory", lambda prepared: lambda adapter: FakeEmbedder())
     shown = bulkrun("preview", "job.yaml", "-n", "1").stdout
     assert f", ...] ({VECTOR_NUMBERS} numbers)" in shown and "response" not in shown and "text 0" in shown
     [row] = json.loads(bulkrun("preview", "job.yaml", "-n", "1", "--json").stdout)["rows"]

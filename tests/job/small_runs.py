@@ -39,6 +39,7 @@ class Row:
     token_ids: tuple[int, ...] | None
     overrides: dict[str, Any] | None = None
     error_code: str | None = None
+    adapter: str = ""  # the same in all rows of a shard
 
 
 def job(path: Path, *, n: int = 1, run: dict[str, Any] | None = None, **sampling: Any) -> JobSpec:
@@ -86,7 +87,8 @@ def write_shard(run: RunDir, number: int, rows: list[Row]) -> None:
     if run.shard(number).exists():
         return
     tokens = sum(len(row.token_ids or ()) for row in rows)
-    schema = shard_schema(PASSTHROUGH, ShardInfo(number, 0, len(rows), tokens, tokens + 12 * len(rows)))
+    info = ShardInfo(number, 0, len(rows), tokens, tokens + 12 * len(rows), adapter=rows[0].adapter)
+    schema = shard_schema(PASSTHROUGH, info)
     table = pa.table(
         {
             "row": [row.row for row in rows],
@@ -139,15 +141,16 @@ def make_runner(
     engine: Engine,
     *,
     decode: Decode = decode,
-    rebuild_engine: Callable[[], Engine] | None = None,
+    rebuild_engine: Callable[[str], Engine] | None = None,
     worker: Worker | None = None,
     deadline: float | None = None,
+    adapter: str = "",
     **options: Any,
 ) -> JobRunner:
     """A worker that nobody stops and that goes on with the same engine after a failure, unless options say more."""
     attempt = Attempt(run, record, spec, worker or Worker.this_process())
-    rebuild = rebuild_engine or (lambda: engine)
-    pipeline = Pipeline(attempt, engine, decode, rebuild_engine=rebuild, deadline=deadline)
+    rebuild = rebuild_engine or (lambda adapter: engine)
+    pipeline = Pipeline(attempt, engine, decode, rebuild_engine=rebuild, deadline=deadline, adapter=adapter)
     return JobRunner(attempt, pipeline, **{"should_stop": lambda: False, "heartbeat_s": 1.0, **options})
 
 

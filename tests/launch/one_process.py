@@ -34,7 +34,7 @@ def fake_engine(prepared: PreparedJob) -> tuple[Any, Decode]:
 
 def own_engine(prepared: PreparedJob) -> tuple[Any, Decode]:
     """The job's own model."""
-    return engine_factory(prepared)(), prepared.tokenizer.decode_batch
+    return engine_factory(prepared)(""), prepared.tokenizer.decode_batch
 
 
 @contextmanager
@@ -50,7 +50,11 @@ def one_process(load: Callable[[PreparedJob], tuple[Any, Decode]] = fake_engine)
             plan_run(run, record, prepared, planner)
         engine, decode = load(prepared)
         drain.started()
-        rebuilt = {"rebuild_engine": lambda: load(prepared)[0], "should_stop": drain.should_stop}
+
+        def load_again(adapter: str) -> Any:
+            return engine_factory(prepared)(adapter) if adapter else load(prepared)[0]
+
+        rebuilt = {"rebuild_engine": load_again, "should_stop": drain.should_stop}
         make_runner(run, record, spec, engine, decode=decode, **rebuilt).run()
         if (totals := read_totals(run)) is None:
             raise Interrupted("saved")

@@ -23,7 +23,7 @@ from bulkrun.settings import (
 class EngineSpec(Section):
     """How the engine works, not what it answers: most may change under a run. Names are vLLM's.
 
-    An adapter, random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is
+    Adapters, random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is
     another run.
     """
 
@@ -38,6 +38,12 @@ class EngineSpec(Section):
         description="A LoRA adapter, a directory as PEFT saves it or a hub id: added to the model's weights as they "
         "are loaded, which must be stored unquantized. Where it has a tokenizer, that and its chat template count; its "
         "modules.json (pooling, prompts, Dense) does too. Default: none.",
+    )
+    adapters: dict[str, str] = Field(
+        {},
+        description="Several LoRA adapters by names, each a directory or hub id as in `adapter`, trained with the "
+        "model's own tokenizer. A row names the one that it runs with: in the column `input.adapter`, or in an OpenAI "
+        "line as its `model`. Rows of one run together; then the model is loaded for the next one. Default: none.",
     )
     max_num_seqs: int | None = Field(
         None,
@@ -121,10 +127,19 @@ class EngineSpec(Section):
 
     @model_validator(mode="after")
     def _an_adapter_of_something(self) -> EngineSpec:
-        if self.adapter is not None and self.load_format == "dummy":
+        key = "adapter" if self.adapter is not None else "adapters"
+        if getattr(self, key) and self.load_format == "dummy":
             raise ValueError(
-                "adapter: means nothing to the random weights of load_format: dummy; leave one of the two out"
+                f"{key}: means nothing to the random weights of load_format: dummy; leave one of the two out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_adapter_or_several(self) -> EngineSpec:
+        if self.adapters and self.adapter is not None:
+            raise ValueError("adapters: goes not with adapter, which all rows have; leave one of the two out")
+        if not all(name and where for name, where in self.adapters.items()):
+            raise ValueError("adapters: each has a name and a directory or hub id; one of the two is empty")
         return self
 
     @model_validator(mode="after")

@@ -55,6 +55,11 @@ class InputSpec(Section):
         description="A column of integers (or of text that is one, as in CSV): rows with a smaller number run first. "
         "Default: all are equal.",
     )
+    adapter: str | None = Field(
+        None,
+        description="The column that names each row's adapter among `engine.adapters`; a row without a value runs "
+        "without one. Default: OpenAI's lines name it as their `model`.",
+    )
     columns: list[str] | None = Field(
         None,
         description="Input columns to pass through to the output, in addition to that of `id`. Default: all of them.",
@@ -230,6 +235,12 @@ class JobSpec(Section):
         names = ("prompt", "sampling", "embedding", "classification", "engine", "run")
         if (problem := problem_of_task(self.task, {name: getattr(self, name) for name in names})) is not None:
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_to_name(self) -> JobSpec:
+        if self.input.adapter is not None and not self.engine.adapters:
+            raise ValueError("input.adapter: there are none to name; list them in engine.adapters")
         return self
 
     @model_validator(mode="after")

@@ -78,6 +78,7 @@ def _not_with_texts(task: Task) -> Mapping[str, str]:
     return {
         "run.max_tokens_per_row": f"nothing is generated with task: {task}; engine.max_model_len bounds a text, and "
         "run.on_too_long says what becomes of a longer one",
+        "engine.adapters": f"with task: {task} all rows have one model; run a job for each, with engine.adapter",
         "run.row_timeout": f"a text takes one step (task: {task}); leave it out",
         **{f"engine.{key}": f"with task: {task} {why}; leave it out" for key, why in NOT_FOR_EMBEDDING.items()},
     }

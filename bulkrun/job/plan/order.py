@@ -3,8 +3,9 @@
 A depth-first walk over the tree of prefixes, done as sorts: at each depth clusters come by their mean cost, the largest
 first, and inside the deepest cluster rows do too. So a prefix is hot while its rows run, and the last rows are short,
 which keeps the tail of the run short. Where no prefixes are indexed, as of texts to embed, rows come by length alone.
-Rows with a better priority come before all that, error rows last. With partitions (folders of the output) the partition
-is the outermost cluster: a shard is one file in one folder. Knows hashes and lengths, no tokens.
+Rows with a better priority come before all that, error rows last. With partitions (folders of the output, adapters)
+the partition is the outermost cluster: a shard is one file in one folder, of one adapter. Knows hashes and lengths, no
+tokens.
 """
 
 from __future__ import annotations

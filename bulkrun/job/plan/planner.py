@@ -123,7 +123,8 @@ class Planner:
         rows = table.column("row").to_numpy() - at.row
         ranks = pa.array(arrangement.rank_in_shard[rows], pa.int32())
         tokens, cost = int(arrangement.prompt_tokens[shard]), int(arrangement.costs[shard])
-        info = ShardInfo(at.shard + shard, at.window, len(rows), tokens, cost, arrangement.folders[shard])
+        group = arrangement.folders[shard], arrangement.adapters[shard]
+        info = ShardInfo(at.shard + shard, at.window, len(rows), tokens, cost, *group)
         schema = shard_schema(self._input.passthrough, info)
         table = table.set_column(table.schema.get_field_index("order"), schema.field("order"), ranks).cast(schema)
         temporary, final = folder / f"shard-{info.shard:05d}.tmp", self._run.shard(info.shard)

@@ -34,7 +34,8 @@ from bulkrun.request import RowError
 class PlannedRows:
     """Rows of one batch: `table` has the shard columns (`order` not known yet), the arrays are per row.
 
-    `tokens` are all prompts one after the other. `ids` is None where rows have no id column.
+    `tokens` are all prompts one after the other. `ids` is None where rows have no id column, the adapter where a row
+    cannot run.
     """
 
     table: pa.RecordBatch
@@ -48,6 +49,7 @@ class PlannedRows:
     truncated: int
     ids: list[str | None] | None
     priorities: I64
+    adapters: list[str | None]
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class RowMaker:
             truncated=sum(_is_cut(old, new) for old, new in zip(prompts, fitted.prompts, strict=True)),
             ids=fitted.ids,
             priorities=fitted.priorities,
+            adapters=[p.sampling.adapter if isinstance(p, Prompt) else None for p in fitted.prompts],
         )
 
     def _fit(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> _Fitted:

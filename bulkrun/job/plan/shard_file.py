@@ -6,7 +6,7 @@ An Arrow IPC file (zstd), rows in input order. Columns:
     order         int32          rank in which to run the rows of this shard (0 first)
     row_id        string         the id column's value as text; the row number where there is none
     token_ids     list<int32>    the prompt; null for a row that has an error already
-    overrides     string         the row's own sampling values as JSON; null when none
+    overrides     string         the row's own sampling values, and its adapter, as JSON; null when none
     error_code    string         null for a row that can run
     error_message string
     priority      int32          smaller runs first; null counts as 0
@@ -38,7 +38,8 @@ METADATA_KEY = b"bulkrun.shard"
 class ShardInfo:
     """What a plan knows of a shard without reading its rows. `cost` is in estimated tokens.
 
-    `folder` is the partition that all its rows are of, as a path relative to the run ("" without partitions).
+    `folder` is the partition that all its rows are of, as a path relative to the run ("" without partitions);
+    `adapter` names the one of their model ("" without).
     """
 
     shard: int
@@ -47,6 +48,7 @@ class ShardInfo:
     prompt_tokens: int
     cost: int
     folder: str = ""
+    adapter: str = ""
 
 
 def shard_schema(passthrough: pa.Schema, info: ShardInfo | None = None) -> pa.Schema:

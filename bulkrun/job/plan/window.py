@@ -26,13 +26,14 @@ from bulkrun.request import RowError
 
 
 class Arrangement(NamedTuple):
-    """Where each row of a window goes, per row in input order; `prompt_tokens`, `costs` and `folders` are per shard."""
+    """Where each row of a window goes, per row in input order; the rest but for `counters` is per shard."""
 
     shard_of_row: I64
     rank_in_shard: I64
     prompt_tokens: I64
     costs: I64
     folders: list[str]
+    adapters: list[str]
     counters: PlanCounters
 
     @property
@@ -54,6 +55,8 @@ class Window:
         self._partitions = partitions
         self._folders: dict[str, int] = {}
         self._folder_of_row: list[I64] = []
+        self._adapters: dict[str, int] = {}
+        self._adapter_of_row: list[I64] = []
         self._priorities: list[I64] = []
         self._keep = keep
         self._index = IndexBuilder(first_row, maker.prefix_levels)
@@ -70,6 +73,7 @@ class Window:
         if rows.ids is not None:
             self.ids.append(hash_ids(rows.ids, first))
         self._priorities.append(rows.priorities)
+        self._note_adapters(rows.adapters)
         self._keep(rows.table)
         self.rows += len(prompts)
 
@@ -92,12 +96,18 @@ class Window:
             return prompts
         return [p if isinstance(p, RowError) else placed.errors.get(row, p) for row, p in enumerate(prompts)]
 
+    def _note_adapters(self, names: Sequence[str | None]) -> None:
+        """Note each row's adapter; rows that cannot run go with those of the first one."""
+        numbers = self._adapters
+        of_row = [0 if name is None else numbers.setdefault(name, len(numbers)) for name in names]
+        self._adapter_of_row.append(np.array(of_row, np.int64))
+
     def arrange(self, total_rows: int | None, shard_rows: int | None, generations: int = 1) -> Arrangement:
         """Order and cut the window; `total_rows` of the whole input where that is known, `generations` of a row."""
         index = self._index.finish()
-        folder_of_row = np.concatenate(self._folder_of_row or [np.empty(0, np.int64)])
-        priorities = np.concatenate(self._priorities or [np.empty(0, np.int64)])
-        order = run_order(index, folder_of_row, priorities)
+        folders, adapters = list(self._folders), list(self._adapters) or [""]
+        group_of_row = _joined(self._adapter_of_row) * len(folders) + _joined(self._folder_of_row)
+        order = run_order(index, group_of_row, _joined(self._priorities))
         limits = Limits.of(total_rows or self.rows, self.rows, shard_rows, generations)
         borders = cut(order, index.costs, index.nbytes, limits)
         order = in_shards(index, order, borders)
@@ -110,10 +120,16 @@ class Window:
             return np.bincount(shard_of_row[unique], values[unique], minlength=num_shards).astype(np.int64)
 
         rank = place - borders[shard_of_row]
-        names = list(self._folders)
-        folders = [names[folder] for folder in folder_of_row[order.rows[borders[:-1]]].tolist()]
-        counters = self._counted(index, order, num_shards)
-        return Arrangement(shard_of_row, rank, per_shard(index.lengths), per_shard(index.costs), folders, counters)
+        groups = [divmod(group, len(folders)) for group in group_of_row[order.rows[borders[:-1]]].tolist()]
+        return Arrangement(
+            shard_of_row,
+            rank,
+            per_shard(index.lengths),
+            per_shard(index.costs),
+            [folders[folder] for _, folder in groups],
+            [adapters[adapter] for adapter, _ in groups],
+            self._counted(index, order, num_shards),
+        )
 
     def _counted(self, index: WindowIndex, order: RunOrder, num_shards: int) -> PlanCounters:
         """The counters, with what is only known of a whole window."""
@@ -124,6 +140,10 @@ class Window:
         counters.duplicate_prompts = self.rows - len(unique)
         counters.shared_prefix_tokens = shared_prefix_tokens(index, order)
         return counters
+
+
+def _joined(batches: Sequence[I64]) -> I64:
+    return np.concatenate(batches or [np.empty(0, np.int64)])
 
 
 def _values_of(folders: Iterable[str]) -> str:

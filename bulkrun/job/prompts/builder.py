@@ -36,6 +36,7 @@ from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.offers import with_tools
 from bulkrun.job.prompts.openai_batch import batch_maker
 from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides
+from bulkrun.job.prompts.row_adapter import with_adapters
 from bulkrun.job.prompts.second_text import SecondText
 from bulkrun.job.prompts.text_codec import ChatRenderer, TextCodec
 from bulkrun.request import RowError
@@ -66,6 +67,7 @@ class PromptBuilder:
         else:
             assert spec.input.id is not None, "custom_id, where the job names no other"
             self._ask, self._reads = batch_maker(spec, columns, spec.input.id)
+        self._ask, self._reads = with_adapters((self._ask, self._reads), spec, columns)
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._num_job_messages = 0 if spec.prompt.system is None else 1
         self._before = spec.embedding.prompt or ""

@@ -23,12 +23,14 @@ Conversation = list[Message]
 
 
 class Ask(NamedTuple):
-    """What a row asks. `raw`: the text is the prompt as it is, no chat template; the rest are values of its own."""
+    """What a row asks. `raw`: the text is the prompt as it is, no chat template; `model` is what an OpenAI line says
+    there; the rest are values of its own."""
 
     messages: Conversation
     raw: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
+    model: Any = None
 
 
 # Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.

@@ -14,7 +14,8 @@ def named_columns(spec: JobSpec, known: Collection[str] = ()) -> list[str]:
     """Every column that the job cannot do without, each once; `text` stands for a prompt that columns would tell, where
     none of the `known` ones does."""
     given, output = spec.input, spec.output
-    names = [given.id, given.priority, *(given.columns or []), *output.partition_by, *spec.sampling.per_row.values()]
+    names = [given.id, given.priority, given.adapter, *(given.columns or [])]
+    names += [*output.partition_by, *spec.sampling.per_row.values()]
     is_told = has_mapping(spec.prompt) or is_told_by(spec, known)
     names += _prompt_columns(spec.prompt) + ([] if is_told else ["text"])
     return list(dict.fromkeys(name for name in names if name is not None))

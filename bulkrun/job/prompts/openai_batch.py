@@ -2,8 +2,8 @@
 
 Served are POST /v1/chat/completions and /v1/completions, and by a job that embeds /v1/embeddings. A parameter that
 changes the answer is honoured or the row is a `bad_input` that names it; one that only concerns OpenAI's service
-(accounting, caching, hints to its own models) is ignored, `model` among them. Knows the format; `body_params`,
-`body_tools` and `openai_embeddings` know the parameters.
+(accounting, caching, hints to its own models) is ignored. So is `model`, unless the job has adapters for it to name.
+Knows the format; `body_params`, `body_tools` and `openai_embeddings` know the parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
             if row.get(id_column) is None:
                 raise BadBody(f"{id_column}: missing; without it nobody could tell whose answer this is")
             read = _endpoint(row.get("method"), row["url"], served)
-            return read(_read_body(row["body"]))
+            body = _read_body(row["body"])
+            return read(body)._replace(model=body.get("model"))
         except (BadBody, BadMessages) as problem:
             return RowError("bad_input", str(problem))
 

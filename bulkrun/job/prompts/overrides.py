@@ -27,14 +27,17 @@ from bulkrun.request import BOUNDS, RowError
 _CACHED_COMBINATIONS = 4096
 _NO_PLACES = re.compile(r"(?<=[0-9])\.0*\s*\Z", re.ASCII)  # as pandas writes a column of integers and nulls to CSV
 _NONE: Mapping[str, Any] = MappingProxyType({})
+ADAPTER = "adapter"  # among a row's own values the one that is not for its sampling
 
 
 class RowSampling(NamedTuple):
-    """What one row's sampling comes to. `overrides` is its own values as JSON, None when it has none."""
+    """What one row's sampling comes to. `overrides` is its own values as JSON, None when it has none; `adapter`, which
+    is one of them, that of its model."""
 
     overrides: str | None
     max_tokens: int
     greedy: bool
+    adapter: str = ""
 
 
 # Of a text that is embedded or classified: nothing is generated, and equal texts have equal results.
@@ -77,7 +80,7 @@ class Overrides:
         return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False)) if values else self._job
 
     def _checked(self, overrides: str) -> RowSampling | RowError:
-        values = json.loads(overrides)
+        values, adapter = own_values(overrides)
         try:
             if isinstance(schema := values.get("structured_outputs"), str):
                 _check_schema(schema)
@@ -89,7 +92,13 @@ class Overrides:
             column = self._column_of.get(key)
             where = f"column {column!r} (sampling.{key})" if column else "this row's sampling values"
             return RowError("bad_input", f"{where}: {problem}")
-        return RowSampling(overrides, params.max_tokens, params.greedy)
+        return RowSampling(overrides, params.max_tokens, params.greedy, adapter)
+
+
+def own_values(overrides: str | None) -> tuple[dict[str, Any], str]:
+    """A row's own sampling values, and the adapter that its model has ("": none), from a shard's text."""
+    values: dict[str, Any] = json.loads(overrides) if overrides else {}
+    return values, values.pop(ADAPTER, "")
 
 
 def sampling_value(key: str, value: Any) -> int | float | list[str] | list[int | float] | Structure:

@@ -53,7 +53,7 @@ _KEYS = {
 
 def job_key(key: str) -> str:
     """A dotted key of an identity as the job file has it."""
-    return _KEYS.get(key, key)
+    return key.replace("model.", "engine.", 1) if key.startswith("model.adapters.") else _KEYS.get(key, key)
 
 
 def identity_of(
@@ -68,7 +68,7 @@ def identity_of(
     names = ("path", "sql", "id", "on_duplicate", "max_row_bytes", "delimiter")
     return {
         "model": {"name": job["model"], **model_facts},
-        "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
+        "input": {name: given[name] for name in names} | {"limit": run["limit"], **_adapter(given), **input_facts},
         "prompt": _prompt(job["prompt"])
         | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"], **prompt_facts},
         "sampling": _sampling(job["sampling"]),
@@ -77,6 +77,11 @@ def identity_of(
         | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
     }
+
+
+def _adapter(given: Mapping[str, Any]) -> dict[str, str]:
+    """A job without the column stays what it was before there was one."""
+    return {} if given.get("adapter") is None else {"adapter": given["adapter"]}
 
 
 def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,13 +33,22 @@ Failed = Callable[[str, int], None]  # told the kind of error and how many gener
 
 
 class EngineRunner:
-    """One engine at a time. `rebuild` makes the next one; `failed` is told of each that broke."""
+    """One engine at a time, its model with one `adapter` ("": without).
+
+    `rebuild` makes the next one, with the adapter that it is told; `failed` is told of each that broke.
+    """
 
     def __init__(
-        self, engine: Engine, rebuild: Callable[[], Engine], flight: FlightLog, deadline: Deadline, failed: Failed
+        self,
+        engine: Engine,
+        rebuild: Callable[[str], Engine],
+        flight: FlightLog,
+        deadline: Deadline,
+        failed: Failed,
+        adapter: str = "",
     ) -> None:
-        self._engine, self._rebuild, self._flight = engine, rebuild, flight
-        self._deadline, self._failed, self._is_lost = deadline, failed, False
+        self._engine, self._rebuild, self._flight, self.adapter = engine, rebuild, flight, adapter
+        self._deadline, self._failed, self._is_lost, self._is_loaded = deadline, failed, False, True
         self._failure = ""  # of the engine before
         self.isolation = Isolation()
         self.in_flight: dict[str, Generation] = {}
@@ -52,17 +61,32 @@ class EngineRunner:
     @property
     def stats(self) -> EngineStats:
         """The current engine's counters; a new engine counts from zero."""
-        return EngineStats() if self._is_lost else self._engine.stats()
+        return self._engine.stats() if self._is_loaded else EngineStats()
 
     @property
     def tokens_in_flight(self) -> int:
         """Output tokens so far of what is in the engine, whichever engine or attempt made them."""
         return sum(len(token_ids) for _, token_ids in self.partials(at_least=1))
 
+    def change_adapter(self, adapter: str) -> None:
+        """An engine with another adapter in the place of the one at hand, in which nothing runs.
+
+        Raises BulkrunError that says what is wrong with the model, and EngineLost where it is none of that.
+        """
+        assert not self.in_flight, "their model is still needed"
+        try:
+            self._load(adapter)
+        except BulkrunError:
+            raise
+        except Exception as error:
+            self._is_lost = True
+            raise EngineLost(f"adapter {adapter!r} cannot be loaded in this process ({reason_of(error)})") from error
+
     def admit(self, generations: Sequence[Generation]) -> None:
         """Queue them, and say so in the flight log first."""
         if not generations:
             return
+        assert all(generation.adapter == self.adapter for generation in generations), "they want another model"
         self.in_flight |= {generation.request.request_id: generation for generation in generations}
         self._flight.admit(generations, self.in_flight.values())
         for generation in generations:
@@ -126,14 +150,19 @@ class EngineRunner:
             return None
 
     def _replace_engine(self) -> None:
-        del self._engine  # a GPU has no room for two
         try:
-            self._engine = self._rebuild()
+            self._load(self.adapter)
         except Exception as error:
             self._is_lost = True
             raise EngineLost(
                 f"the engine failed ({self._failure}) and cannot be loaded again in this process ({reason_of(error)})"
             ) from error
+
+    def _load(self, adapter: str) -> None:
+        self._is_loaded = False
+        del self._engine  # a GPU has no room for two
+        self._engine = self._rebuild(adapter)
+        self._is_loaded, self.adapter = True, adapter
 
 
 def engine_error(generation: Generation, fate: Literal["failed", "died"], how: str) -> Answer:

@@ -7,7 +7,7 @@ generations come from is the supply's matter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.plan.plan_view import PlanView
@@ -19,6 +19,7 @@ from bulkrun.job.work.engine_runner import EngineRunner
 from bulkrun.job.work.flight import FlightLog
 from bulkrun.job.work.progress import WorkerProgress
 from bulkrun.job.work.recorder import Recorder
+from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import Engine
 
 _SAVE_PARTIALS_S = 60.0
@@ -26,7 +27,8 @@ _LONG_OUTPUT = 128  # tokens; a shorter output is cheaper to make again than to 
 
 
 class Pipeline:
-    """One worker's. `rebuild_engine` makes a fresh engine after one failed; `deadline` is in monotonic seconds."""
+    """One worker's. `rebuild_engine` makes a fresh engine with an adapter, after one failed or for that adapter's rows;
+    `adapter` is that of `engine`. `deadline` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -34,8 +36,9 @@ class Pipeline:
         engine: Engine,
         decode: Decode,
         *,
-        rebuild_engine: Callable[[], Engine],
+        rebuild_engine: Callable[[str], Engine],
         deadline: float | None,
+        adapter: str = "",
     ) -> None:
         run, worker, spec = attempt.run, attempt.worker.id, attempt.spec
         self._log, self._next_partials = attempt.log, 0.0
@@ -47,11 +50,20 @@ class Pipeline:
         identity = RunIdentity.of(attempt.record, spec)
         self.recorder = Recorder(run, identity, decode, worker, checkpoint_every=spec.run.checkpoint_every)
         flight = FlightLog(run, worker, self.recorder.unjournaled)
-        self.engine = EngineRunner(engine, rebuild_engine, flight, self.deadline, self._engine_failed)
+        self.engine = EngineRunner(engine, rebuild_engine, flight, self.deadline, self._engine_failed, adapter)
 
     def start(self) -> None:
         """Start the recorder; `close` ends it, and the flight log."""
         self.recorder.start()
+
+    def admit(self, generations: Sequence[Generation]) -> None:
+        """Queue generations of one adapter; those of another one than the engine's come when nothing is in it."""
+        if generations and generations[0].adapter != self.engine.adapter:
+            began = time.monotonic()
+            self.engine.change_adapter(generations[0].adapter)
+            self.progress.engine_replaced()
+            self._log("adapter_loaded", adapter=self.engine.adapter, load_s=round(time.monotonic() - began, 3))
+        self.engine.admit(generations)
 
     def step(self) -> None:
         """One step of the engine, and what ended in it handed over to the recorder."""

@@ -150,11 +150,11 @@ class JobRunner:
         if isolation.active and (self._engine.in_flight or self._pipeline.recorder.unjournaled()):
             return
         if suspects := isolation.next_group():
-            self._engine.admit(suspects)
+            self._pipeline.admit(suspects)
             return
         # The ordinary case: nobody is under suspicion.
         places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
-        self._engine.admit(self._supply.next(places))
+        self._pipeline.admit(self._supply.next(places))
 
     def _convict_suspects(self) -> None:
         """With nothing left to run, make rows that crashed the engine alone error rows."""

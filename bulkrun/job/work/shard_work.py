@@ -6,18 +6,17 @@ result fans out to all of them. Knows the shard file and the journal; knows no e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import blake2b
-from typing import Any
 
 import pyarrow as pa
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.row_key import prompt_bytes
-from bulkrun.job.plan.shard_file import read_shard
+from bulkrun.job.plan.shard_file import ShardInfo, read_shard
+from bulkrun.job.prompts.overrides import own_values
 from bulkrun.job.store.journal import JournalRecord, ShardOutcomes, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.request import Request, SamplingParams
@@ -31,6 +30,7 @@ class Generation:
     shard: int
     rows: tuple[int, ...]
     sample: int
+    adapter: str = ""  # of the model that it is for
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def open_shard(run: RunDir, shard: int, sampling: SamplingSpec, row_timeout: flo
 
     `row_timeout` is in seconds, for each generation.
     """
-    _, table = read_shard(run.shard(shard))
+    info, table = read_shard(run.shard(shard))
     outcomes = read_outcomes(run.journals_of(shard))
     table = table.drop_columns(["passthrough"]).sort_by("order").combine_chunks()
     keys = [(row, sample) for row in table["row"].to_pylist() for sample in range(sampling.generations)]
@@ -67,7 +67,7 @@ def open_shard(run: RunDir, shard: int, sampling: SamplingSpec, row_timeout: flo
         shard=shard,
         outstanding=sum(key not in outcomes.answered for key in keys),
         refused=list(_refusals(table, sampling.generations, outcomes)),
-        generations=_generations(shard, table, sampling, row_timeout, outcomes),
+        generations=_generations(info, table, sampling, row_timeout, outcomes),
         damaged=outcomes.damaged,
     )
 
@@ -81,7 +81,7 @@ def _refusals(table: pa.Table, samples: int, outcomes: ShardOutcomes) -> Iterato
 
 
 def _generations(
-    shard: int, table: pa.Table, sampling: SamplingSpec, row_timeout: float | None, outcomes: ShardOutcomes
+    info: ShardInfo, table: pa.Table, sampling: SamplingSpec, row_timeout: float | None, outcomes: ShardOutcomes
 ) -> Iterator[Generation]:
     rows, row_ids = table["row"].to_pylist(), table["row_id"].to_pylist()
     priorities = table["priority"].to_pylist()
@@ -101,14 +101,14 @@ def _generations(
                     output_token_ids=outcomes.partials.get((left[0], sample), ())[: given.max_tokens - 1],
                     priority=priorities[first] or 0,
                 )
-                yield Generation(request, shard, left, sample)
+                yield Generation(request, info.shard, left, sample, info.adapter)
 
 
 def row_sampling(
     sampling: SamplingSpec, row_timeout: float | None, overrides: str | None
 ) -> tuple[SamplingParams, int]:
     """How a row with these values of its own is sampled, and the seed that stands for its job's."""
-    values: dict[str, Any] = json.loads(overrides) if overrides else {}
+    values, _ = own_values(overrides)
     params = replace(sampling.to_params(values), timeout_s=row_timeout)
     return params, int(values.get("seed", sampling.seed))
 

@@ -7,9 +7,11 @@ alone. Knows no engine's steps and no end of the run.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.workers import LifeWatch
+from bulkrun.job.work.adapter_order import in_own_order
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.engine_runner import engine_error
 from bulkrun.job.work.feed import Feed
@@ -29,7 +31,8 @@ class Supply:
         self._run, self._spec, self._log, self._life = attempt.run, attempt.spec, attempt.log, life
         self._pipeline, self._plan, self._engine = pipeline, pipeline.plan, pipeline.engine
         self._recorder, self._progress = pipeline.recorder, pipeline.progress
-        self._feed = Feed(pipeline.plan, Claims(attempt.run, attempt.worker, life))
+        in_order = partial(in_own_order, worker=attempt.worker.id)
+        self._feed = Feed(pipeline.plan, Claims(attempt.run, attempt.worker, life), in_order=in_order)
         self._tail = Tail(attempt.run, attempt.worker.id, life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
         self._next_help = 0.0
@@ -50,12 +53,20 @@ class Supply:
         taken: list[Generation] = []
         while len(taken) < places and not self._engine.isolation.active:
             if (generation := self._feed.next()) is None:
-                if (shard := self._feed.claim()) is None:
+                if (shard := self._claim(taken)) is None:
                     break
                 self._open_shard(shard)
             elif key_of(generation) not in self._elsewhere and self._fits(generation):
                 taken.append(generation)
         return taken
+
+    def _claim(self, taken: list[Generation]) -> int | None:
+        """A shard for the model at hand; for another one only where nothing is left to run on this one."""
+        adapter = taken[0].adapter if taken else self._engine.adapter
+        return self._feed.claim(adapter, or_others=not (taken or self._engine.in_flight))
+
+    def _is_of_this_model(self, shard: int) -> bool:
+        return self._plan.shards[shard].adapter == self._engine.adapter
 
     def _help(self, places: int) -> list[Generation]:
         """Nothing is left to claim: what others will not get to for a while, about once a second."""
@@ -63,7 +74,10 @@ class Supply:
         if now < self._next_help or self._engine.isolation.undecided or not self._recorder.idle:
             return []
         self._next_help = now + _HELP_EVERY_S
-        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._engine.in_flight.values())), places)
+        running = set(map(key_of, self._engine.in_flight.values()))
+        # a shard that it has begun may want another model again: what others took of it, and did not finish
+        shards = [shard for shard in self._plan.open_shards if not running or self._is_of_this_model(shard)]
+        found = self._tail.look(shards, running, places, may_help=self._is_of_this_model)
         if found is None:
             return []
         if found.whole:

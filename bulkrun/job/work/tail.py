@@ -52,16 +52,23 @@ class Tail:
         flights = [read_flight(self._run.flight_file(worker)) for worker in workers]
         return {key for flight in flights for key in flight.left if key[0] == shard}
 
-    def look(self, shards: Sequence[int], mine: Collection[Key], places: int) -> Help | None:
+    def look(
+        self, shards: Sequence[int], mine: Collection[Key], places: int, may_help: Callable[[int], bool]
+    ) -> Help | None:
         """Find something to do in the shards that this worker has begun, else in one of another, each in its turn.
 
-        `mine` is in this worker's engine; at most `places` generations are taken.
+        `mine` is in this worker's engine; at most `places` generations are taken. `may_help`: whether in a shard of
+        another.
         """
         attempts = attempts_by_shard(self._run)
         living = set(self._living(set[str]().union(*attempts.values())))
         own = [shard for shard in shards if self._worker in attempts.get(shard, ())]
         mine_too = set(own)
-        others = [shard for shard in shards if shard not in mine_too and living & attempts.get(shard, set())]
+        others = [
+            shard
+            for shard in shards
+            if shard not in mine_too and living & attempts.get(shard, set()) and may_help(shard)
+        ]
         self._turn += 1
         turn = self._turn % max(1, len(others))
         for shard in [*own, *others[turn : turn + 1]]:

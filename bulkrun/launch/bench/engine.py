@@ -162,6 +162,8 @@ def _config_of(model_dir: Path) -> ModelConfig:
 def _asked_for(choice: ModelChoice, scratch: ExitStack) -> tuple[Path, EngineArgs]:
     """The model's directory, that of a shape in `scratch`, and the engine's settings, a shape's own included."""
     settings = {name: value for name, value in choice.settings.items() if value is not None}
+    if settings.pop("adapters", None):
+        raise UsageError("engine.adapters: one model is measured, and each is as fast; name one in engine.adapter")
     if "adapter" in settings:
         settings["adapter"] = resolve_adapter(settings["adapter"])
     if choice.model is not None:

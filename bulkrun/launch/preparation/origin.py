@@ -5,6 +5,7 @@ With other facts it is another run. Reads files; knows no input and no results.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def prompt_facts(prompt: PromptSpec) -> dict[str, str]:
     return {CHAT_TEMPLATE: fingerprint(named_template(prompt))} if names_file(prompt) else {}
 
 
-def model_facts(spec: JobSpec, model_dir: Path, adapter_dir: Path | None) -> dict[str, Any]:
-    """Of the model: random or 8-bit numbers are another model, not another engine.
+def model_facts(spec: JobSpec, model_dir: Path, adapters: Mapping[str, Path]) -> dict[str, Any]:
+    """Of the model: random or 8-bit numbers are another model, not another engine. `adapters` as in `PreparedJob`.
 
     How a checkpoint stores its numbers is in its fingerprint; whether a device multiplies those in 8 bits as they are
     or dequantizes them is the engine's, as its dtype is. Raises ModelError where weights are missing: with them it
@@ -34,8 +35,11 @@ def model_facts(spec: JobSpec, model_dir: Path, adapter_dir: Path | None) -> dic
     facts: dict[str, Any] = {"fingerprint": model_fingerprint(model_dir)}
     if spec.task == "classify":
         facts[TENSORS] = tensors_fingerprint(model_dir)
-    if adapter_dir is not None:
-        facts["adapter"] = adapter_fingerprint(adapter_dir)
+    prints = {name: adapter_fingerprint(adapter) for name, adapter in adapters.items()}
+    if "" in prints:
+        facts["adapter"] = prints[""]
+    elif prints:
+        facts["adapters"] = prints
     if engine.load_format == "dummy":
         facts["load_format"] = "dummy"
     if engine.quantization is not None:

@@ -6,7 +6,7 @@ Loads no torch. Knows how facts become a run's record; knows no engine.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -34,7 +34,8 @@ from bulkrun.job.store.places import refuse_odd_place, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
 from bulkrun.job.store.run_record import RunRecord, new_record, read_record, record_document
-from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
+from bulkrun.launch.preparation.adapter import adapter_dir, adapter_dirs, tokenizer_dir
+from bulkrun.launch.preparation.adapter_texts import check_tokenizers
 from bulkrun.launch.preparation.input_files import (
     check_still_there,
     check_unchanged,
@@ -67,11 +68,14 @@ _VERSIONS_OF = ("torch", "transformers", "tokenizers", "pyarrow", "duckdb")
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job whose model and input are there. `spec` is resolved: what the model's own files say is filled in."""
+    """A job whose model and input are there. `spec` is resolved: what the model's own files say is filled in.
+
+    `adapters` are directories by names; "" is that of an adapter that all rows have.
+    """
 
     spec: JobSpec
     model_dir: Path
-    adapter_dir: Path | None
+    adapters: Mapping[str, Path]
     model: ModelConfig
     tokenizer: Tokenizer
     files: list[InputFile]
@@ -178,7 +182,7 @@ class PreparedJob:
         return made
 
     def _model_facts(self) -> dict[str, Any]:
-        return model_facts(self.spec, self.model_dir, self.adapter_dir)
+        return model_facts(self.spec, self.model_dir, self.adapters)
 
 
 def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns: bool = True) -> PreparedJob:
@@ -201,16 +205,18 @@ def _of_texts(spec: JobSpec, files: list[InputFile], now: Callable[[], datetime]
     check_adapter(adapter, model_dir)
     texts = tokenizer_dir(model_dir, adapter)
     tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.text_pair is not None)
-    return PreparedJob(spec, model_dir, adapter, model, tokenizer, files)
+    return PreparedJob(spec, model_dir, {} if adapter is None else {"": adapter}, model, tokenizer, files)
 
 
 def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetime], *, warns: bool) -> PreparedJob:
     """A job that generates."""
-    adapter = adapter_dir(spec.engine)
+    adapters = adapter_dirs(spec.engine)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
-    check_adapter(adapter, model_dir)
-    tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
+    for adapter in adapters.values():
+        check_adapter(adapter, model_dir)
+    tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapters.get("")), now=now)
+    check_tokenizers(tokenizer, adapters, has_template=spec.prompt.chat_template != "auto")
     spec = with_markers(with_tool_format(spec, tokenizer), model.architecture)
     if warns:
         warn_of_channels(spec, model.architecture)
@@ -220,9 +226,9 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     check_calls(spec)
     model.model_len(spec.engine.max_model_len)
     refuse_small_pool(spec.engine, model)
-    own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
+    own = tokenizer.vocab_size if adapters else 0  # it may have grown with an adapter
     _check_token_ids(spec.sampling, max(model.vocab_size, own))
-    return PreparedJob(with_defaults(spec, model_dir), model_dir, adapter, model, tokenizer, files)
+    return PreparedJob(with_defaults(spec, model_dir), model_dir, adapters, model, tokenizer, files)
 
 
 def known_model(record: RunRecord) -> dict[str, dict[str, Any]]:

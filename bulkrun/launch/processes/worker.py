@@ -20,10 +20,12 @@ from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
 from bulkrun.executors.allocation import current_allocation, deadline_of
 from bulkrun.executors.child_errors import ErrorChannel
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.adapter_order import first_adapter
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.pipeline import Pipeline
@@ -50,22 +52,25 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     prepared = prepare(JobSpec.model_validate(record.job), warns=False)
     deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
     make_engine = engine_factory(prepared)
+    plan = PlanView(run)
+    plan.refresh()
+    adapter = first_adapter(plan, prepared.spec.engine.adapters, worker.id)
 
-    def load_engine() -> Engine:
+    def load_engine(adapter: str) -> Engine:
         prepared.check_model(record)
-        engine = make_engine()
+        engine = make_engine(adapter)
         prepared.check_model(record)  # again: a checkpoint that is replaced while it is read is loaded as another's
         return engine
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
-        engine = load_engine()
+        engine = load_engine(adapter)
         freeze_heap()
         drain.started()
         return engine
 
-    def next_engine() -> Engine:
+    def next_engine(adapter: str) -> Engine:
         release_garbage()
-        engine = load_engine()
+        engine = load_engine(adapter)
         freeze_heap()
         return engine
 
@@ -73,7 +78,7 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     attempt = Attempt(run, record, prepared.spec, worker)
     outcome = JobRunner(
         attempt,
-        Pipeline(attempt, first_engine(), decode, rebuild_engine=next_engine, deadline=deadline),
+        Pipeline(attempt, first_engine(), decode, rebuild_engine=next_engine, deadline=deadline, adapter=adapter),
         should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
         heartbeat_s=_HEARTBEAT_S,
     ).run()

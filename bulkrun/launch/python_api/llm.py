@@ -79,6 +79,8 @@ class LLM:
             raise UsageError(
                 f"{other[0]}: an LLM writes text; bulkrun.Embedder makes vectors of texts, Classifier labels"
             )
+        if "adapters" in engine:
+            raise UsageError("adapters: an LLM has one for all prompts, adapter=; a job has several (engine.adapters)")
         self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
         settings = job_of({**self._job, "engine": engine}).engine
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)

@@ -15,6 +15,7 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.plan.row_sample import RowSample
+from bulkrun.job.prompts.overrides import own_values
 from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_gate import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
@@ -23,6 +24,7 @@ from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.preparation.tool_calling import warn_of_unoffered_tools
+from bulkrun.launch.processes.garbage import release_garbage
 from bulkrun.launch.runs.memory_needs import MemoryNeeds
 from bulkrun.launch.runs.night_plan import plan_night
 from bulkrun.launch.runs.probe import SAMPLE_ROWS, Probe, probe_job
@@ -53,6 +55,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
         **({} if spec.engine.adapter is None else {"adapter": spec.engine.adapter}),
+        **({"adapters": ", ".join(spec.engine.adapters)} if spec.engine.adapters else {}),
         **_made_of_texts(prepared.spec),
         "input files": len(prepared.files),
         "prompt": source.prompt,
@@ -122,8 +125,11 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
     """Run the first rows, one sample each."""
     prepared = prepare(spec)
     rows = _planned_rows(prepared, num_rows)
-    requests = {row["row"]: _request(row, prepared.spec) for row in rows if row["error_code"] is None}
-    done = _generate(prepared, requests.values())
+    able = [row for row in rows if row["error_code"] is None]
+    requests = {row["row"]: _request(row, prepared.spec) for row in able}
+    done = dict[str, Completion]()
+    for adapter, numbers in _by_adapter(able).items():
+        done |= _generate(prepared, adapter, [requests[number] for number in numbers])
     reader = reader_of(prepared.tokenizer.decode_batch, result_fields(prepared.spec))
     return [
         _shown(prepared, row["row_id"], requests[row["row"]], done[str(row["row"])], reader)
@@ -148,8 +154,16 @@ def _request(row: Mapping[str, Any], spec: JobSpec) -> Request:
     return Request(str(row["row"]), row["token_ids"], sampling, row_seed(job_seed, row["row_id"], sample=0))
 
 
-def _generate(prepared: PreparedJob, requests: Iterable[Request]) -> dict[str, Completion]:
-    engine = engine_factory(prepared)()
+def _by_adapter(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for row in rows:
+        numbers.setdefault(own_values(row["overrides"])[1], []).append(row["row"])
+    return numbers
+
+
+def _generate(prepared: PreparedJob, adapter: str, requests: Iterable[Request]) -> dict[str, Completion]:
+    release_garbage()  # the engine with the adapter before: a GPU has no room for two
+    engine = engine_factory(prepared)(adapter)
     for request in requests:
         engine.add_request(request)
     done: dict[str, Completion] = {}

@@ -17,7 +17,7 @@ from bulkrun.models.files.weight_files import ADAPTER
 from bulkrun.settings import Task
 
 BUNDLED_PREFIX = "bundled:"
-_MODEL_KEY, _ADAPTER_KEY = "model", "engine.adapter"
+_MODEL_KEY, ADAPTER_KEY = "model", "engine.adapter"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 _NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
 # of models that embed; the folders of their modules begin with a digit (1_Pooling), those of exports do not
@@ -47,13 +47,13 @@ def resolve_model(name: str, *, bundled_root: Path, task: Task = "generate") -> 
     return local or _from_hub(name, _MODEL_KEY, lambda: _downloaded(name, task))
 
 
-def resolve_adapter(name: str) -> Path:
-    """The directory of a LoRA adapter: a local one, or else a hub id's, as of a model.
+def resolve_adapter(name: str, key: str = ADAPTER_KEY) -> Path:
+    """The directory of a LoRA adapter: a local one, or else a hub id's, as of a model. `key`: where the job has it.
 
     Raises ModelError, also for an adapter of another kind.
     """
-    path = _local(name, _ADAPTER_KEY, f"{ADAPTER} and its safetensors")
-    path = path or _from_hub(name, _ADAPTER_KEY, lambda: _downloaded_adapter(name))
+    path = _local(name, key, f"{ADAPTER} and its safetensors")
+    path = path or _from_hub(name, key, lambda: _downloaded_adapter(name))
     AdapterConfig.from_dir(path)
     return path
 

@@ -88,7 +88,7 @@ def test_what_a_kill_left_in_journals_is_not_embedded_again(tmp_path: Path) -> N
 def test_rows_that_kill_the_engine_are_found_and_have_no_vector(tmp_path: Path) -> None:
     bad = {name: texts(60)[int(name[1:])] for name in ("r16", "r20")}
 
-    def engine() -> FakeEmbedder:
+    def engine(adapter: str = "") -> FakeEmbedder:
         return FakeEmbedder(8, poison=lambda request: text_of(request) in bad.values())
 
     submit(embedding_job(write_texts(tmp_path, 60), tmp_path / "out"), engine(), rebuild_engine=engine)

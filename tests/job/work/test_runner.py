@@ -128,7 +128,7 @@ def test_an_error_completion_is_a_row_without_text(tmp_path: Path) -> None:
 def poison_of(prompts: list[tuple[int, ...] | None], engines: list[FakeEngine], max_num_seqs: int = 16) -> Any:
     """A factory of engines that raise whenever one of these prompts runs."""
 
-    def make() -> FakeEngine:
+    def make(adapter: str = "") -> FakeEngine:
         engines.append(FakeEngine(max_num_seqs, poison=lambda request: tuple(request.prompt_token_ids) in prompts))
         return engines[-1]
 
@@ -150,7 +150,7 @@ def test_rows_that_kill_the_engine_are_found_and_the_others_are_unaffected(tmp_p
 def test_an_engine_that_runs_nothing_stops_the_run_and_blames_no_row(tmp_path: Path) -> None:
     rows, spec = make_rows(30), job(tmp_path / "out")
 
-    def make() -> FakeEngine:
+    def make(adapter: str = "") -> FakeEngine:
         return FakeEngine(poison=lambda request: True)
 
     with pytest.raises(RunError, match="fails on every request"):
@@ -169,7 +169,7 @@ def test_an_engine_that_broke_is_gone_before_the_next_one_is_loaded(tmp_path: Pa
     rows, spec = make_rows(20, error_every=0, duplicate_every=0), job(tmp_path / "out")
     bad, made = rows[4].token_ids, []
 
-    def make() -> FakeEngine:
+    def make(adapter: str = "") -> FakeEngine:
         assert all(one() is None for one in made), "a GPU has no room for two"
         engine = FakeEngine(16, poison=lambda request: tuple(request.prompt_token_ids) == bad)
         made.append(weakref.ref(engine))
@@ -189,7 +189,7 @@ def test_an_engine_that_cannot_be_loaded_again_ends_the_process_as_a_crash_would
     rows, spec = make_rows(20, error_every=0, duplicate_every=0), job(tmp_path / "out")
     bad = rows[4].token_ids
 
-    def refuse() -> FakeEngine:
+    def refuse(adapter: str) -> FakeEngine:
         raise error
 
     poisoned = FakeEngine(16, poison=lambda request: tuple(request.prompt_token_ids) == bad)

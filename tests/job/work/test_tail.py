@@ -35,6 +35,10 @@ def owner(run: RunDir) -> Iterator[JournalWriter]:
     heartbeat.stop("completed")
 
 
+def every(shard: int) -> bool:
+    return True
+
+
 def tail_of(run: RunDir, worker: str = "me") -> Tail:
     spec = job(run.root)
 
@@ -57,17 +61,17 @@ def done(*row: int) -> list[JournalRecord]:
 
 
 def test_a_shard_that_nobody_has_begun_is_left_to_be_claimed(run: RunDir) -> None:
-    assert tail_of(run).look([0, 1], [], 5) is None
+    assert tail_of(run).look([0, 1], [], 5, every) is None
 
 
 def test_help_comes_from_the_end_and_leaves_what_is_in_engines_or_done(run: RunDir, owner: JournalWriter) -> None:
     order = order_of(run)
     FlightLog(run, "owner").admit(order[:4], order[:4])
     owner.append(done(order[-1].rows[0]))
-    found = tail_of(run).look([0, 1], {(0, order[-2].rows[0], 0)}, 3)
+    found = tail_of(run).look([0, 1], {(0, order[-2].rows[0], 0)}, 3, every)
     assert found is not None and not found.whole
     assert rows(found.generations) == rows(order[-5:-2])
-    everything = tail_of(run).look([0], [], 100)
+    everything = tail_of(run).look([0], [], 100, every)
     assert everything is not None and rows(everything.generations) == rows(order[4:-1])
     assert tail_of(run, "owner").elsewhere(0) == set(), "the owner's own engine is not elsewhere"
 
@@ -75,10 +79,10 @@ def test_help_comes_from_the_end_and_leaves_what_is_in_engines_or_done(run: RunD
 def test_whoever_sees_every_outcome_on_disk_knows_it_is_whole(run: RunDir, owner: JournalWriter) -> None:
     JournalWriter(run.journal_file(0, "me")).append(done(*rows(order_of(run)[:5])))
     owner.append(done(*rows(order_of(run))))
-    found = tail_of(run).look([0, 1], [], 5)
+    found = tail_of(run).look([0, 1], [], 5, every)
     assert found is not None and found.whole and found.shard == 0
 
 
 def test_a_shard_committed_meanwhile_needs_no_help(run: RunDir, owner: JournalWriter) -> None:
     run.part(0).touch()
-    assert tail_of(run).look([0], [], 5) is None
+    assert tail_of(run).look([0], [], 5, every) is None

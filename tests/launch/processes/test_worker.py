@@ -31,7 +31,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_makes_no_rows(
     prepared = prepare(spec)
     record = prepared.enter(prepared.record(None), resume_anyway=False)
 
-    def load() -> Engine:
+    def load(adapter: str) -> Engine:
         (model / "generation_config.json").unlink(missing_ok=True)
         (model / "generation_config.json").write_text('{"eos_token_id": 3}')
         return FakeEngine()

@@ -69,8 +69,13 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_the_engine_settings_are_those_of_a_job_file() -> None:
-    assert set(module.EngineSettings.__annotations__) == set(EngineSpec.model_fields)
-    assert EngineArgs(**EngineSpec().model_dump()) == EngineArgs(), "with the same defaults"
+    assert {*module.EngineSettings.__annotations__, "adapters"} == set(EngineSpec.model_fields)
+    assert EngineArgs(**EngineSpec().model_dump(exclude={"adapters"})) == EngineArgs(), "with the same defaults"
+
+
+def test_several_adapters_are_for_a_job() -> None:
+    with pytest.raises(UsageError, match=r"adapters: an LLM has one for all prompts, adapter=; a job has several"):
+        bulkrun.LLM("bundled:tiny", adapters={"a": "a"})  # type: ignore[call-arg]
 
 
 def test_a_list_is_answered_as_a_job_answers_its_rows(llm: bulkrun.LLM, tmp_path: Path) -> None:
