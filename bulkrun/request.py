@@ -96,7 +96,8 @@ class Request:
     does not depend on neighbours, order or resume. `output_token_ids` are tokens that an earlier attempt
     already generated; they count as output and generation continues after them. `priority`: smaller goes
     first (vLLM's meaning), and takes the place of a running request of worse priority when there is no room otherwise;
-    its tokens are the same.
+    its tokens are the same. `parts`: of a prompt of several texts, to embed or classify each by itself, how many tokens
+    each has; empty where it is one.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class Request:
     seed: int = 0
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
+    parts: tuple[int, ...] = ()
 
 
 class TokenLogprob(NamedTuple):
@@ -126,8 +128,8 @@ class Completion:
     before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first. `progress` says
     where the text of a constrained output stands that its limit or a stop ended; None where the model itself ended it.
     `embedding` is what an engine that embeds or classifies made of the prompt, its vector or its scores: float32
-    numbers, little-endian, one after another; such an engine generates nothing (`token_ids` is empty, `finish_reason`
-    "stop").
+    numbers, little-endian, one after another (of several `parts` those of the first, then of the next); such an engine
+    generates nothing (`token_ids` is empty, `finish_reason` "stop").
     """
 
     request_id: str
