@@ -107,7 +107,7 @@ def _answer(row: PreviewedRow) -> list[tuple[str, str | None]]:
 def _likeliest(scores: Mapping[str, float]) -> str:
     """The highest scores, and how many there are."""
     best = sorted(scores, key=scores.__getitem__, reverse=True)[:_SHOWN_NUMBERS]
-    more = f", ... ({counted(len(scores), 'label')})" if len(scores) > len(best) else ""
+    more = f", ... ({counted(len(scores), 'score')})" if len(scores) > len(best) else ""
     return ", ".join(f"{label} {scores[label]:.4f}" for label in best) + more
 
 

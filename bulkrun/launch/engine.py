@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bulkrun.job.jobfile.engine import EngineSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_dir import eos_token_ids
@@ -22,8 +24,18 @@ def engine_factory(prepared: PreparedJob) -> Callable[[str], Engine]:
     if not spec.generates:
         separator = prepared.tokenizer.pair_separator
         output = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args(separator)
-        return lambda name: load_embedding_engine(model_dir, spec.engine, output, adapters.get(name))
+        load = partial(load_embedding_engine, model_dir, spec.engine, output)
+        return lambda name: _of_job(load(adapters.get(name)), spec)
     return lambda name: load_engine(model_dir, prepared.tokenizer, spec.engine, adapters.get(name))
+
+
+def _of_job(engine: Engine, spec: JobSpec) -> Engine:
+    """The engine, for prompts of several texts too where the job's are."""
+    if not spec.prompt.score_lines:
+        return engine
+    from bulkrun.engine.parts_engine import PartsEngine
+
+    return PartsEngine(engine)
 
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec, adapter: Path | None = None) -> Engine:

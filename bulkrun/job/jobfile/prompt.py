@@ -40,7 +40,7 @@ class PromptSpec(Section):
 
     Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`,
     `conversations`; with `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of
-    pairs of texts also has `text_pair`.
+    pairs of texts also has `text_pair`, or `score_lines` in the place of all of these.
     """
 
     template: str | None = Field(
@@ -65,6 +65,11 @@ class PromptSpec(Section):
         description="With task: classify, a second text for a model of pairs (a reranker's document, an NLI model's "
         "hypothesis): a Jinja template over the row's columns. The first is that of template or column. The tokenizer "
         "joins them; special tokens written in them are plain text. Default: texts are single.",
+    )
+    score_lines: bool = Field(
+        False,
+        description="With task: classify, the input is an OpenAI batch (custom_id, url, body) of vLLM's /v1/score and "
+        "/v1/rerank: a line's body brings its pairs of texts, and the column scores has a number for each.",
     )
     system: str | None = Field(
         None, description="A system message put before the conversation (a template too). Default: none."
@@ -92,6 +97,11 @@ class PromptSpec(Section):
         "call or more, {type: function, function: {name: ...}}: exactly one of that function; arguments fit the "
         "function's parameters then.",
     )
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether the model reads two texts at once."""
+        return self.text_pair is not None or self.score_lines
 
     @field_validator("tools")
     @classmethod
@@ -125,6 +135,9 @@ class PromptSpec(Section):
         given = [key for key in ("template", "messages", "column") if getattr(self, key) is not None]
         if len(given) > 1:
             raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
+        given += [] if self.text_pair is None else ["text_pair"]
+        if self.score_lines and given:
+            raise ValueError(f"score_lines: the lines' bodies bring the texts; leave out {' and '.join(given)}")
         if self.chat_template == "none" and (self.messages is not None or self.system is not None):
             raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
         if self.chat_template == "none" and self.chat_template_kwargs:

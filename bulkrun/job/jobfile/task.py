@@ -32,9 +32,10 @@ def _problems(task: Task, sections: Mapping[str, Section]) -> Iterator[str]:
         if task != other:
             fix = f"is for {made}, and this job {_MAKES[task]}; write task: {other}, or leave it out"
             yield from (f"{name}.{key}: {fix}" for key in _given(sections[name]))
-    if task != "classify" and "text_pair" in _given(sections["prompt"]):
+    of_pairs = [key for key in _given(sections["prompt"]) if key in ("text_pair", "score_lines")]
+    for key in of_pairs if task != "classify" else ():
         yield (
-            f"prompt.text_pair: is for labels of pairs of texts, and this job {_MAKES[task]}; write task: classify, or "
+            f"prompt.{key}: is for labels of pairs of texts, and this job {_MAKES[task]}; write task: classify, or "
             "leave it out"
         )
     if task != "generate":

@@ -24,7 +24,7 @@ from bulkrun.job.plan.index import I64, MAX_LEVELS, U64
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
 from bulkrun.job.plan.sizes import RowSizes
-from bulkrun.job.prompts.encoder import Prompt
+from bulkrun.job.prompts.encoder import Prompt, joined
 from bulkrun.job.prompts.fit import PromptFitter, fitter_of
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
@@ -123,7 +123,7 @@ class RowMaker:
     def _expected_output(self, prompt: Prompt | RowError) -> int:
         if isinstance(prompt, RowError):
             return 0
-        room = self._max_model_len - len(prompt.token_ids)
+        room = max(0, self._max_model_len - len(prompt.token_ids))  # several texts may be longer together
         return self._sizes.generations * min(prompt.sampling.max_tokens, room)
 
     def _table(
@@ -152,6 +152,8 @@ def fit_prompt(fitter: PromptFitter, prompt: Prompt | RowError) -> Prompt | RowE
     """The prompt as it will run: cut to fit, its outputs cut to the row's budget; or why it cannot run."""
     if isinstance(prompt, RowError):
         return prompt
+    if prompt.parts:
+        return joined([fit_prompt(fitter, part) for part in prompt.parts])
     token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens, prompt.frame)
     if isinstance(token_ids, RowError):
         return token_ids
@@ -162,7 +164,7 @@ def fit_prompt(fitter: PromptFitter, prompt: Prompt | RowError) -> Prompt | RowE
 def _is_cut(prompt: Prompt | RowError, fitted: Prompt | RowError) -> bool:
     if isinstance(prompt, RowError) or isinstance(fitted, RowError):
         return False
-    return fitted.token_ids is not prompt.token_ids
+    return len(fitted.token_ids) < len(prompt.token_ids)
 
 
 def _numbers(batch: InputBatch, first_row: int) -> list[str]:

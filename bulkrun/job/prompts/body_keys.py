@@ -33,10 +33,17 @@ _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
 OF_EMBEDDING = ("input", "dimensions", "encoding_format")
+# vLLM's names for the two sides of pairs, the newest first.
+SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+ACTIVATIONS = ("use_activation", "activation", "softmax")  # one thing; the older two until vLLM 0.12
+OF_SCORE = (*dict.fromkeys(key for sides in SIDES for key in sides), *ACTIVATIONS)
+OF_RERANK = ("query", "documents", "top_n", "return_documents", *ACTIVATIONS)
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
+SCORE_URLS = ("/v1/score", "/score")
+RERANK_URLS = ("/v1/rerank", "/rerank", "/v2/rerank")
 
 # For OpenAI's or vLLM's service, or hints to OpenAI's own models: no answer of another model depends on them.
 IGNORED = (
@@ -88,6 +95,19 @@ _SPECIAL_TOKENS = "add_special_tokens"
 NEUTRAL_OF_EMBEDDING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {_SPECIAL_TOKENS: (True,), "truncate_prompt_tokens": ()}
 )
+NEUTRAL_OF_PAIRS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "truncate_prompt_tokens": (),
+        "truncation_side": (),
+        "max_tokens_per_query": (0,),
+        "max_tokens_per_doc": (0,),
+        "instruction": ("",),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "padding": ("do_not_pad",),
+    }
+)
 
 _OLDER, _TEXT_ONLY = "these are OpenAI's older words for tools and tool_choice; write those", "only text is generated"
 _NO_TEMPLATE = "a plain prompt goes through no chat template; leave it out"
@@ -104,7 +124,7 @@ _REASONS = {
     "best_of": "set sampling.best_of in the job file",
     "ignore_eos": "set sampling.ignore_eos in the job file",
     "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
-    "truncate_prompt_tokens": "set run.on_too_long in the job file",
+    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), "set run.on_too_long in the job file"),
     "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
     "chat_template_kwargs": _NO_TEMPLATE,
     "reasoning_effort": _NO_TEMPLATE,
@@ -143,6 +163,16 @@ def check_completion_keys(body: Mapping[str, Any]) -> None:
 def check_embedding_keys(body: Mapping[str, Any]) -> None:
     """Raise BadBody for what a /v1/embeddings body cannot hold."""
     _check(body, OF_EMBEDDING, NEUTRAL_OF_EMBEDDING)
+
+
+def check_score_keys(body: Mapping[str, Any]) -> None:
+    """Raise BadBody for what a /v1/score body cannot hold."""
+    _check(body, OF_SCORE, NEUTRAL_OF_PAIRS)
+
+
+def check_rerank_keys(body: Mapping[str, Any]) -> None:
+    """Raise BadBody for what a /v1/rerank body cannot hold."""
+    _check(body, OF_RERANK, NEUTRAL_OF_PAIRS)
 
 
 def _check(body: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -76,7 +76,7 @@ class PromptBuilder:
         self._second = None if spec.prompt.text_pair is None else SecondText(spec.prompt.text_pair, columns)
         if self._second is not None:
             refuse_single_braces("prompt.template", spec.prompt.template or "", columns, self._reads)
-        self._encoder = PromptEncoder(text, of_pairs=self._second is not None)
+        self._encoder = PromptEncoder(text, of_pairs=spec.prompt.of_pairs)
         second_reads = [] if self._second is None else self._second.reads
         self._reads = list(dict.fromkeys([*self._reads, *second_reads, *self._overrides.reads]))
         if not self._reads:
@@ -123,6 +123,8 @@ class PromptBuilder:
         ask = self._ask(row)
         if isinstance(ask, RowError):
             return ask
+        if ask.pairs:
+            return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, pairs=ask.pairs)
         sampling = self._overrides.of_row(row, ask.sampling) if self._generates else NO_OUTPUT
         if isinstance(sampling, RowError):
             return sampling
@@ -136,7 +138,8 @@ class PromptBuilder:
         second = None if self._second is None else self._second.render(row)
         if isinstance(second, RowError):
             return second
-        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), second)
+        pairs = () if second is None else ((text, second),)
+        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), pairs)
 
     def _is_raw(self, ask: Ask) -> bool:
         return ask.raw or self._chat is None
@@ -171,7 +174,7 @@ class PromptBuilder:
 
 
 def _characters(rendered: Sequence[RenderedPrompt | RowError]) -> int:
-    return sum(len(p.text) + len(p.pair or "") for p in rendered if isinstance(p, RenderedPrompt))
+    return sum(p.size for p in rendered if isinstance(p, RenderedPrompt))
 
 
 def _refuse_chat(spec: JobSpec) -> None:

@@ -24,13 +24,15 @@ Conversation = list[Message]
 
 class Ask(NamedTuple):
     """What a row asks. `raw`: the text is the prompt as it is, no chat template; `model` is what an OpenAI line says
-    there; the rest are values of its own."""
+    there; the rest are values of its own. Where there are `pairs` of texts they are all that it asks.
+    """
 
     messages: Conversation
     raw: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
     model: Any = None
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 # Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.

@@ -88,6 +88,14 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         return spec
     if is_openai_batch(spec.prompt, columns):
         return _as_batch(spec)
+    if spec.prompt.score_lines:
+        missing = ", ".join(name for name in BATCH_COLUMNS if name not in columns)
+        raise JobFileError(
+            [
+                f"prompt.score_lines: the input is no OpenAI batch: it has no {missing}; it has: "
+                f"{', '.join(columns) or 'none'}. For pairs in columns write prompt.column and prompt.text_pair"
+            ]
+        )
     telling = _telling(spec)
     for name, key in telling.items():
         if name in columns:
@@ -109,17 +117,13 @@ def _telling(spec: JobSpec) -> Mapping[str, str]:
 
 def is_told_by(spec: JobSpec, columns: Collection[str]) -> bool:
     """Whether the columns tell how a row of a job without a mapping becomes a prompt."""
-    return is_openai_batch(spec.prompt, columns) or any(name in columns for name in _telling(spec))
+    by_column = not spec.prompt.score_lines and any(name in columns for name in _telling(spec))
+    return is_openai_batch(spec.prompt, columns) or by_column
 
 
 def _as_batch(spec: JobSpec) -> JobSpec:
     if spec.task == "classify":
-        raise JobFileError(
-            [
-                "prompt: the input is an OpenAI batch, which knows no task: classify; write prompt.template or "
-                "prompt.column"
-            ]
-        )
+        _check_pairs(spec)
     if spec.prompt.system is not None:
         raise JobFileError(
             ["prompt.system: the input is an OpenAI batch, whose lines bring their own messages; put it into them"]
@@ -131,6 +135,26 @@ def _as_batch(spec: JobSpec) -> JobSpec:
     if spec.input.id is not None:
         return spec
     return spec.with_keys(input={"id": "custom_id"})
+
+
+def _check_pairs(spec: JobSpec) -> None:
+    """Raise JobFileError for a batch whose lines are not said to be pairs, and for a model of several scores."""
+    if not spec.prompt.score_lines:
+        raise JobFileError(
+            [
+                "prompt: the input is an OpenAI batch. With task: classify write prompt.score_lines: true where its "
+                "lines are of vLLM's /v1/score and /v1/rerank; else prompt.template or prompt.column"
+            ]
+        )
+    labels = spec.classification.labels or [""]  # none yet before the model was looked at
+    if len(labels) > 1:
+        raise JobFileError(
+            [
+                f"prompt.score_lines: the model {spec.model!r} has {len(labels)} labels ({', '.join(labels)}), and a "
+                "line asks for one score of each pair; take a model with one, as rerankers have, or write prompt.column"
+                " and prompt.text_pair"
+            ]
+        )
 
 
 def describe_prompt(spec: JobSpec, columns: Sequence[str]) -> str:
@@ -147,4 +171,6 @@ def _first_text(prompt: PromptSpec, told: str) -> str:
         return f"column {prompt.messages!r}: messages{told}" if isinstance(prompt.messages, str) else "prompt.messages"
     if prompt.column is not None:
         return f"column {prompt.column!r}: text{told}"
+    if prompt.score_lines:
+        return f"lines of /v1/score and /v1/rerank: {', '.join(BATCH_COLUMNS)}"
     return f"OpenAI batch lines: {', '.join(BATCH_COLUMNS)}{told}"

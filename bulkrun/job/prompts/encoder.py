@@ -6,14 +6,17 @@ Text that a chat template wrote is tokenized as it is (the special tokens are in
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain, islice
 from typing import NamedTuple, TypeVar
 
 from bulkrun.job.prompts.fit import PromptFrame
-from bulkrun.job.prompts.overrides import RowSampling
+from bulkrun.job.prompts.overrides import NO_OUTPUT, RowSampling
+from bulkrun.job.prompts.own_values import PARTS
 from bulkrun.job.prompts.text_codec import TextCodec
 from bulkrun.request import RowError
 
@@ -24,11 +27,15 @@ _Ids = TypeVar("_Ids")
 
 
 class Prompt(NamedTuple):
-    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut."""
+    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut.
+
+    `parts`: of a row of several pairs of texts each one's, whose token ids stand here one after the other.
+    """
 
     token_ids: list[int]
     sampling: RowSampling
     frame: Callable[[], PromptFrame] = PromptFrame
+    parts: tuple[Prompt, ...] = ()
 
 
 class RenderedPrompt(NamedTuple):
@@ -38,11 +45,16 @@ class RenderedPrompt(NamedTuple):
     sampling: RowSampling
     raw: bool
     frame: Callable[[], PromptFrame]
-    pair: str | None = None  # the second text, of a job of pairs
+    pairs: tuple[tuple[str, str], ...] = ()  # of a job of pairs, in the place of the text
+
+    @property
+    def size(self) -> int:
+        """Characters of all its texts."""
+        return sum(map(_size, self.pairs or (self.text,)))
 
 
 class PromptEncoder:
-    """Of one job; `of_pairs`: its prompts have a second text each."""
+    """Of one job; `of_pairs`: its prompts are pairs of texts."""
 
     def __init__(self, text: TextCodec, *, of_pairs: bool) -> None:
         self._text, self._of_pairs = text, of_pairs
@@ -61,9 +73,9 @@ class PromptEncoder:
         return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
 
     def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
-        pairs = [(p.text, p.pair or "") for p in rendered if isinstance(p, RenderedPrompt)]
-        made = iter(self._encoded(pairs, self._text.encode_pairs))
-        return [_paired(p, next(made)) if isinstance(p, RenderedPrompt) else p for p in rendered]
+        pairs = [pair for p in rendered if isinstance(p, RenderedPrompt) for pair in p.pairs]
+        made = map(_paired, self._encoded(pairs, self._text.encode_pairs))
+        return [joined([*islice(made, len(p.pairs))]) if isinstance(p, RenderedPrompt) else p for p in rendered]
 
     def _encoded(self, texts: Sequence[_Text], encode: Callable[[Sequence[_Text]], Sequence[_Ids]]) -> list[_Ids]:
         """The ids of many texts, so much at once as memory allows: one that alone is more waits for any other such."""
@@ -99,7 +111,21 @@ def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowErro
     return Prompt(token_ids, prompt.sampling, prompt.frame)
 
 
-def _paired(prompt: RenderedPrompt, made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
-    if isinstance(made, RowError):
-        return made
-    return Prompt(made[0], prompt.sampling, partial(PromptFrame.around_second, *made))
+def _paired(made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
+    return made if isinstance(made, RowError) else Prompt(made[0], NO_OUTPUT, partial(PromptFrame.around_second, *made))
+
+
+def joined(parts: Sequence[Prompt | RowError]) -> Prompt | RowError:
+    """One prompt of the pairs of a row; a single one is itself. A row of which a pair fails has no answer.
+
+    How long the parts are is a value of the row's own, so that it is planned once, and equal ids in other parts differ.
+    """
+    for number, part in enumerate(parts):
+        if isinstance(part, RowError):
+            return part if len(parts) == 1 else part._replace(message=f"pair {number}: {part.message}")
+    whole = tuple(part for part in parts if isinstance(part, Prompt))
+    if len(whole) == 1:
+        return whole[0]
+    lengths = json.dumps({PARTS: [len(part.token_ids) for part in whole]}, separators=(",", ":"))
+    token_ids = list(chain.from_iterable(part.token_ids for part in whole))
+    return Prompt(token_ids, NO_OUTPUT._replace(overrides=lengths), parts=whole)

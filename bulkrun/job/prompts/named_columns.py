@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.prompts.detect import has_mapping, is_told_by
+from bulkrun.job.prompts.detect import BATCH_COLUMNS, has_mapping, is_told_by
 from bulkrun.job.prompts.templates import columns_of
 
 
@@ -17,7 +17,8 @@ def named_columns(spec: JobSpec, known: Collection[str] = ()) -> list[str]:
     names = [given.id, given.priority, given.adapter, *(given.columns or [])]
     names += [*output.partition_by, *spec.sampling.per_row.values()]
     is_told = has_mapping(spec.prompt) or is_told_by(spec, known)
-    names += _prompt_columns(spec.prompt) + ([] if is_told else ["text"])
+    told_by = BATCH_COLUMNS if spec.prompt.score_lines else ("text",)
+    names += [*_prompt_columns(spec.prompt), *(() if is_told else told_by)]
     return list(dict.fromkeys(name for name in names if name is not None))
 
 

@@ -1,9 +1,10 @@
 """OpenAI batch lines: `custom_id`, `method`, `url`, `body`, run as they are by the job's own model.
 
-Served are POST /v1/chat/completions and /v1/completions, and by a job that embeds /v1/embeddings. A parameter that
-changes the answer is honoured or the row is a `bad_input` that names it; one that only concerns OpenAI's service
-(accounting, caching, hints to its own models) is ignored. So is `model`, unless the job has adapters for it to name.
-Knows the format; `body_params`, `body_tools` and `openai_embeddings` know the parameters.
+Served are POST /v1/chat/completions and /v1/completions, by a job that embeds /v1/embeddings, by one of pairs vLLM's
+/v1/score and /v1/rerank. A parameter that changes the answer is honoured or the row is a `bad_input` that names it; one
+that only concerns OpenAI's service (accounting, caching, hints to its own models) is ignored. So is `model`, unless the
+job has adapters for it to name. Knows the format; `body_params`, `body_tools`, `openai_embeddings` and `score_lines`
+know the parameters.
 """
 
 from __future__ import annotations
@@ -16,15 +17,29 @@ from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import NONE
-from bulkrun.job.prompts.body_keys import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, BadBody, as_object
+from bulkrun.job.prompts.body_keys import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    EMBEDDINGS_URL,
+    RERANK_URLS,
+    SCORE_URLS,
+    BadBody,
+    as_object,
+)
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
 from bulkrun.job.prompts.body_text import one_text
 from bulkrun.job.prompts.body_tools import offer_of
 from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, RowToAsk, read_messages, shown
 from bulkrun.job.prompts.openai_embeddings import read_embedding
+from bulkrun.job.prompts.score_lines import read_rerank, read_score
 from bulkrun.request import RowError
 
-_Read = Callable[[dict[str, Any]], Ask]  # of a body
+_Read = Callable[[dict[str, Any]], Ask | RowError]  # of a body
+_TASKS = {
+    **dict.fromkeys((CHAT_URL, COMPLETIONS_URL), "task: generate"),
+    EMBEDDINGS_URL: "task: embed",
+    **dict.fromkeys((*SCORE_URLS, *RERANK_URLS), "task: classify and prompt: {score_lines: true}"),
+}
 
 
 def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[RowToAsk, list[str]]:
@@ -37,8 +52,9 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
             if row.get(id_column) is None:
                 raise BadBody(f"{id_column}: missing; without it nobody could tell whose answer this is")
             read = _endpoint(row.get("method"), row["url"], served)
-            body = _read_body(row["body"])
-            return read(body)._replace(model=body.get("model"))
+            body = read_body(row["body"])
+            asked = read(body)
+            return asked if isinstance(asked, RowError) else asked._replace(model=body.get("model"))
         except (BadBody, BadMessages) as problem:
             return RowError("bad_input", str(problem))
 
@@ -49,6 +65,9 @@ def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
     if spec.task == "embed":
         return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding)}
+    if spec.task == "classify":
+        score, rerank = (partial(read, made=spec.classification) for read in (read_score, read_rerank))
+        return {**dict.fromkeys(SCORE_URLS, score), **dict.fromkeys(RERANK_URLS, rerank)}
     params, calls = BodyParams(spec.sampling), spec.sampling.tool_calls
     chat, completion = (partial(read, params=params, calls=calls) for read in (_chat, _completion))
     return {CHAT_URL: chat, COMPLETIONS_URL: completion}
@@ -60,15 +79,15 @@ def _endpoint(method: Any, url: Any, served: Mapping[str, _Read]) -> _Read:
     path = url.rstrip("/") if isinstance(url, str) else ""
     if path in served:
         return served[path]
-    others = {CHAT_URL: "generate", COMPLETIONS_URL: "generate", EMBEDDINGS_URL: "embed"}
-    fix = f" (such lines are for a job with task: {others[path]})" if path in others else ""
-    raise BadBody(f"url: {shown(url)} is not served; {' and '.join(served)} {'is' if len(served) == 1 else 'are'}{fix}")
+    fix = f" (such lines are for a job with {_TASKS[path]})" if path in _TASKS else ""
+    usual = [name for name in served if name.startswith("/v1/")]
+    raise BadBody(f"url: {shown(url)} is not served; {' and '.join(usual)} {'is' if len(usual) == 1 else 'are'}{fix}")
 
 
-def _read_body(body: Any) -> dict[str, Any]:
+def read_body(body: Any) -> dict[str, Any]:
     """The body as an object, without its nulls; it comes as JSON text, or as a struct from a Parquet file.
 
-    Nulls deeper in a text are meant; those in a struct are fields that other rows have.
+    Nulls deeper in a text are meant; those in a struct are fields that other rows have. Raises BadBody.
     """
     given = as_object("body", without_nulls(body), "an object")
     return {key: value for key, value in given.items() if value is not None}

@@ -21,13 +21,13 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.body_keys import BadBody
 from bulkrun.job.prompts.body_structure import KINDS, Structure, structure_of
+from bulkrun.job.prompts.own_values import own_values
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import BOUNDS, RowError
 
 _CACHED_COMBINATIONS = 4096
 _NO_PLACES = re.compile(r"(?<=[0-9])\.0*\s*\Z", re.ASCII)  # as pandas writes a column of integers and nulls to CSV
 _NONE: Mapping[str, Any] = MappingProxyType({})
-ADAPTER = "adapter"  # among a row's own values the one that is not for its sampling
 
 
 class RowSampling(NamedTuple):
@@ -80,7 +80,7 @@ class Overrides:
         return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False)) if values else self._job
 
     def _checked(self, overrides: str) -> RowSampling | RowError:
-        values, adapter = own_values(overrides)
+        values, adapter, _ = own_values(overrides)
         try:
             if isinstance(schema := values.get("structured_outputs"), str):
                 _check_schema(schema)
@@ -93,12 +93,6 @@ class Overrides:
             where = f"column {column!r} (sampling.{key})" if column else "this row's sampling values"
             return RowError("bad_input", f"{where}: {problem}")
         return RowSampling(overrides, params.max_tokens, params.greedy, adapter)
-
-
-def own_values(overrides: str | None) -> tuple[dict[str, Any], str]:
-    """A row's own sampling values, and the adapter that its model has ("": none), from a shard's text."""
-    values: dict[str, Any] = json.loads(overrides) if overrides else {}
-    return values, values.pop(ADAPTER, "")
 
 
 def sampling_value(key: str, value: Any) -> int | float | list[str] | list[int | float] | Structure:

@@ -9,7 +9,7 @@ from bulkrun.errors import JobFileError, did_you_mean, shortened
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
 from bulkrun.job.prompts.detect import is_openai_batch
-from bulkrun.job.prompts.overrides import ADAPTER
+from bulkrun.job.prompts.own_values import ADAPTER
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 

@@ -25,7 +25,7 @@ CHAT_TEMPLATE, TENSORS = "chat_template_file", "tensors"
 _LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 
 # How jobs are that know nothing of a key that came later.
-_BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))
+_BEFORE = (("text_pair", None), ("score_lines", False), ("tools", None), ("tool_choice", "auto"))
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
 _BEFORE_SAMPLING: tuple[tuple[str, Any], ...] = (
     *(("tool_calls", None), ("logprobs_over", "vocabulary")),
@@ -135,7 +135,8 @@ def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
     common["model"], common["sampling"] = {**identity["model"], "name": None}, identity["sampling"]
     for name in _SECTION_OF_TASK.values():
         common[name] = identity.get(name, {})
-    if "text_pair" in identity["prompt"]:  # a model may read the same tokens otherwise where they are of two texts
+    of_pairs = {"text_pair", "score_lines"} & identity["prompt"].keys()
+    if of_pairs:  # a model may read the same tokens otherwise where they are of two texts
         common["prompt"] = {"has_text_pair": True}
     # What is not set counts for nothing, so that a key that a later version knows does not make all rows new.
     return fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})

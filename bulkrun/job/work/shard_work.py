@@ -16,7 +16,7 @@ import pyarrow as pa
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.row_key import prompt_bytes
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
-from bulkrun.job.prompts.overrides import own_values
+from bulkrun.job.prompts.own_values import own_values
 from bulkrun.job.store.journal import JournalRecord, ShardOutcomes, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.request import Request, SamplingParams
@@ -100,6 +100,7 @@ def _generations(
                     seed=row_seed(job_seed, row_ids[first], sample),
                     output_token_ids=outcomes.partials.get((left[0], sample), ())[: given.max_tokens - 1],
                     priority=priorities[first] or 0,
+                    parts=own_values(overrides[first]).parts,
                 )
                 yield Generation(request, info.shard, left, sample, info.adapter)
 
@@ -108,7 +109,7 @@ def row_sampling(
     sampling: SamplingSpec, row_timeout: float | None, overrides: str | None
 ) -> tuple[SamplingParams, int]:
     """How a row with these values of its own is sampled, and the seed that stands for its job's."""
-    values, _ = own_values(overrides)
+    values = own_values(overrides).sampling
     params = replace(sampling.to_params(values), timeout_s=row_timeout)
     return params, int(values.get("seed", sampling.seed))
 

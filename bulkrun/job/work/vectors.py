@@ -48,10 +48,13 @@ def reader_of(decode: Decode, fields: Sequence[pa.Field]) -> AnswerReader | Vect
 
 
 def scored(made: bytes, labels: Sequence[str]) -> dict[str, Any]:
-    """The likeliest label, its score and all scores; of a model with one output the score alone."""
+    """The likeliest label, its score and all scores; of a model with one output the score alone.
+
+    A row of several pairs, which such a model alone is given, has a score of each, and `score` is the highest.
+    """
     scores = np.frombuffer(made, _FLOAT)
     best = int(scores.argmax())
-    return {"label": labels[best] if len(scores) > 1 else None, "score": float(scores[best]), SCORES: _text_of(made)}
+    return {"label": labels[best] if len(labels) > 1 else None, "score": float(scores[best]), SCORES: _text_of(made)}
 
 
 def vector_or_error(done: Completion) -> bytes | RowError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.plan.row_sample import RowSample
-from bulkrun.job.prompts.overrides import own_values
+from bulkrun.job.prompts.own_values import own_values
 from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_gate import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
@@ -151,13 +151,14 @@ def _planned_rows(prepared: PreparedJob, num_rows: int) -> list[dict[str, Any]]:
 
 def _request(row: Mapping[str, Any], spec: JobSpec) -> Request:
     sampling, job_seed = row_sampling(spec.sampled, spec.run.row_timeout, row["overrides"])
-    return Request(str(row["row"]), row["token_ids"], sampling, row_seed(job_seed, row["row_id"], sample=0))
+    seed, parts = row_seed(job_seed, row["row_id"], sample=0), own_values(row["overrides"]).parts
+    return Request(str(row["row"]), row["token_ids"], sampling, seed, parts=parts)
 
 
 def _by_adapter(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
     numbers: dict[str, list[int]] = {}
     for row in rows:
-        numbers.setdefault(own_values(row["overrides"])[1], []).append(row["row"])
+        numbers.setdefault(own_values(row["overrides"]).adapter, []).append(row["row"])
     return numbers
 
 
@@ -172,6 +173,12 @@ def _generate(prepared: PreparedJob, adapter: str, requests: Iterable[Request]) 
     return done
 
 
+def _names(spec: JobSpec, count: int) -> Sequence[str]:
+    """What the scores of a row are called: its labels, or the pairs of a line."""
+    pairs = [f"pair {number}" for number in range(count)]
+    return pairs if spec.prompt.score_lines else spec.classification.labels or ()
+
+
 def _shown(
     prepared: PreparedJob,
     row_id: str,
@@ -184,7 +191,7 @@ def _shown(
     ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
     numbers = {name: vector_of(record.extra[name]).tolist() for name in (EMBEDDING, SCORES) if name in record.extra}
     if SCORES in numbers:
-        numbers[SCORES] = dict(zip(prepared.spec.classification.labels or (), numbers[SCORES], strict=True))
+        numbers[SCORES] = dict(zip(_names(prepared.spec, len(numbers[SCORES])), numbers[SCORES], strict=True))
     said = {name: record.extra.get(name) for name in ("reasoning", "label")}
     if (calls := record.extra.get(TOOL_CALLS)) is not None:
         said[TOOL_CALLS] = with_ids(calls, row_id, sample=0)

@@ -11,6 +11,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.forecast import Forecast, OutputLength, Slice, forecast
 from bulkrun.job.plan.report import PlanCounters
 from bulkrun.job.plan.row_sample import RowSample
+from bulkrun.job.prompts.own_values import own_values
 from bulkrun.job.work.shard_work import row_sampling, row_seed
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob
@@ -57,8 +58,10 @@ def _requests(rows: Sequence[dict[str, Any]], spec: JobSpec) -> Iterator[Request
     """All samples of each row, as the job runs them."""
     for row in rows:
         sampling, seed = row_sampling(spec.sampled, spec.run.row_timeout, row["overrides"])
+        parts = own_values(row["overrides"]).parts
         for sample in range(spec.sampled.generations):
-            yield Request(f"{row['row']}/{sample}", row["token_ids"], sampling, row_seed(seed, row["row_id"], sample))
+            noise = row_seed(seed, row["row_id"], sample)
+            yield Request(f"{row['row']}/{sample}", row["token_ids"], sampling, noise, parts=parts)
 
 
 class _Trial:

@@ -91,7 +91,7 @@ def test_names_of_other_tools_lead_to_those_here(tmp_path: Path, key: str, hint:
 def test_columns_tell_the_text_and_batch_lines_are_of_no_use(tmp_path: Path) -> None:
     spec = load(tmp_path)
     assert detected_job(spec, ["prompt", "text"]).prompt.column == "text"
-    with pytest.raises(JobFileError, match="OpenAI batch, which knows no task: classify"):
+    with pytest.raises(JobFileError, match=r"OpenAI batch\. With task: classify write prompt\.score_lines"):
         detected_job(spec, ["custom_id", "url", "body"])
 
 

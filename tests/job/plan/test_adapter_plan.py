@@ -10,7 +10,7 @@ import pytest
 
 from bulkrun.errors import JobFileError
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.prompts.overrides import own_values
+from bulkrun.job.prompts.own_values import own_values
 from tests.job.plan.planning import job, make_plan, read_rows, read_shards, write_jsonl, write_parquet
 
 ADAPTERS = {"legal": "loras/legal", "poems": "loras/poems", "7": "loras/seven"}
@@ -41,7 +41,7 @@ def test_a_shard_is_of_one_adapter_and_one_folder_and_no_row_is_lost(tmp_path: P
     for info, of_shard in read_shards(tmp_path / "run"):
         able = [row for row in of_shard if row["error_code"] is None]
         named = {rows["lora"][row["row"]] for row in able}
-        assert {own_values(row["overrides"])[1] for row in able} <= {info.adapter}
+        assert {own_values(row["overrides"]).adapter for row in able} <= {info.adapter}
         assert named <= {info.adapter} if info.adapter else named <= {None, "", "none"}
         assert not folders or len({rows["lang"][row["row"]] for row in of_shard}) == 1
 
@@ -72,7 +72,7 @@ def test_numbers_name_adapters_too_and_other_values_none(tmp_path: Path) -> None
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "lora": 7}, {"text": "b", "lora": 8}])
     make_plan(tmp_path / "run", job(path, input={"adapter": "lora"}, engine={"adapters": ADAPTERS}))
     rows = read_rows(tmp_path / "run")
-    assert own_values(rows[0]["overrides"]) == ({}, "7")
+    assert own_values(rows[0]["overrides"]) == ({}, "7", ())
     assert rows[1]["error_message"].startswith("column 'lora' (input.adapter): 8 is none of engine.adapters;")
 
 
@@ -80,7 +80,7 @@ def test_an_adapter_stands_beside_a_rows_own_sampling_values_and_its_budget(tmp_
     columns = {"text": ["ab", "ab"], "lora": ["legal", None], "t": [0.5, 0.5]}
     sampling = {"per_row": {"temperature": "t"}}
     planned(tmp_path, columns, sampling=sampling, run={"max_tokens_per_row": 5})
-    both = [own_values(row["overrides"]) for row in read_rows(tmp_path / "run")]
+    both = [own_values(row["overrides"])[:2] for row in read_rows(tmp_path / "run")]
     assert both == [({"temperature": 0.5, "max_tokens": 2}, "legal"), ({"temperature": 0.5, "max_tokens": 2}, "")]
 
 
@@ -99,7 +99,7 @@ def batch(tmp_path: Path, *models: Any, **sections: Any) -> list[dict[str, Any]]
 
 def test_an_openai_line_names_it_as_its_model(tmp_path: Path) -> None:
     rows = batch(tmp_path, "legal", "none", "missing", "gpt-5", 3, engine={"adapters": ADAPTERS})
-    assert [own_values(row["overrides"])[1] for row in rows[:3]] == ["legal", "", ""]
+    assert [own_values(row["overrides"]).adapter for row in rows[:3]] == ["legal", "", ""]
     assert [row["error_message"] for row in rows[3:]] == [
         "body.model: 'gpt-5' is none of engine.adapters; there are: legal, poems, 7",
         "body.model: 3 is none of engine.adapters; there are: legal, poems, 7",

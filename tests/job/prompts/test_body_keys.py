@@ -13,11 +13,16 @@ from bulkrun.job.prompts.body_keys import (
     IGNORED,
     NEUTRAL,
     NEUTRAL_OF_EMBEDDING,
+    NEUTRAL_OF_PAIRS,
     OF_EMBEDDING,
+    OF_RERANK,
+    OF_SCORE,
+    RERANK_URLS,
+    SCORE_URLS,
 )
 
 PAGE = (Path(__file__).parents[3] / "examples/openai_batch.md").read_text()
-HONOURED_PART, NEUTRAL_PART, IGNORED_PART, EMBEDDING_PART = PAGE.split("\n## ")[1:]
+HONOURED_PART, NEUTRAL_PART, IGNORED_PART, EMBEDDING_PART, PAIRS_PART = PAGE.split("\n## ")[1:]
 BY_ENDPOINT = "add_special_tokens"
 
 
@@ -54,3 +59,13 @@ def test_every_key_of_an_embedding_is_told() -> None:
     assert {key: json.loads(value) for key, value in taken} == {
         key: values[0] if values else None for key, values in NEUTRAL_OF_EMBEDDING.items()
     }
+
+
+def test_every_key_of_pairs_is_told() -> None:
+    told = [key for keys, _ in rows(PAIRS_PART) for key in keys]
+    assert sorted({*told}) == sorted({*OF_SCORE, *OF_RERANK, *NEUTRAL_OF_PAIRS})
+    values = {
+        key: json.loads(f"[{value}]") for keys, value in rows(PAIRS_PART) for key in keys if key in NEUTRAL_OF_PAIRS
+    }
+    assert values == {key: list(values) or [None] for key, values in NEUTRAL_OF_PAIRS.items()}
+    assert all(f"`{url}`" in PAIRS_PART for url in (*SCORE_URLS, *RERANK_URLS))
