@@ -34,8 +34,9 @@ from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets
 from bulkrun.job.views.openai_lines import BatchLines, LineMaker
 
 _ROWS_PER_GROUP = 65536
-# What the lines of the format openai are made of, where a run has it; never the bodies.
+# What the lines of the format openai are made of, where a run has it.
 _LINE_COLUMNS = ("url", "reasoning", "tool_calls", "logprobs")
+_OF_PAIRS = ("url", "body")  # and without these there are none: an answer to /v1/rerank has the documents
 
 
 @dataclass
@@ -56,7 +57,7 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
     """Write the results of a run to one file (openai: two), or to `stdout`.
 
     Raises RunError for a run that is not finished (unless `partial`), is damaged, or whose rows do not add up, and
-    UsageError for a target that cannot be written to, and for labels as OpenAI's lines.
+    UsageError for a target that cannot be written to, and for labels as OpenAI's lines that are not scores of such.
     """
     record, totals = read_record(run), read_totals(run)
     if totals is None and not options.partial:
@@ -65,7 +66,7 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
             "--partial exports what is committed"
         )
     if options.format == "openai" and record.task == "classify":
-        raise UsageError("--format openai: OpenAI's batches have no labels; take jsonl, csv or parquet")
+        _refuse_labels(run, record)
     check_targets(run, options)
     report = ExportReport(finished=totals is not None)
     with open_targets(options, stdout) as streams:
@@ -79,6 +80,18 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
         planned = read_json(run.plan_complete)
         report.missing = planned["rows"] * record.samples - rows.num_read if planned else None
     return report
+
+
+def _refuse_labels(run: RunDir, record: RunRecord) -> None:
+    """Raise UsageError for a job that classifies anything but lines of pairs, or whose results do not hold them."""
+    if not record.job["prompt"].get("score_lines"):
+        raise UsageError("--format openai: OpenAI's batches have no labels; take jsonl, csv or parquet")
+    names = declared_schema(run).names
+    if missing := [name for name in _OF_PAIRS if name not in names]:
+        raise UsageError(
+            f"--format openai: the results have no column {' and '.join(missing)} (input.columns left it out), and the "
+            "answers are made of it; take jsonl, csv or parquet"
+        )
 
 
 def _check_count(run: RunDir, num_read: int, totals: RunTotals | None) -> None:
@@ -101,7 +114,8 @@ class _Rows:
         self.schema = declared_schema(run)
         self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
-            wanted = {*_LINE_COLUMNS, *(field.name for field in usual_fields(record.task)), self.id_column}
+            of_pairs = _OF_PAIRS if record.task == "classify" else ()
+            wanted = {*_LINE_COLUMNS, *of_pairs, *(field.name for field in usual_fields(record.task)), self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
 
     def tables(self) -> Iterator[pa.Table]:
@@ -146,8 +160,7 @@ def _write_lines(
 ) -> None:
     created = int(datetime.fromisoformat(record.created).timestamp())
     job = record.job
-    embeds = record.task == "embed"
-    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], embeds=embeds)
+    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], task=record.task)
 
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():

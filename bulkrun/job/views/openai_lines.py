@@ -12,6 +12,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from bulkrun.job.prompts.body_keys import COMPLETIONS_URL
+from bulkrun.job.views.score_bodies import is_rerank, rerank_body, score_body
+from bulkrun.settings import Task
 
 Row = Mapping[str, Any]
 _CLIENT_ERRORS = ("bad_input", "bad_template", "too_long", "empty_prompt", "invalid_schema", "grammar_failed")
@@ -28,14 +30,14 @@ class LineMaker:
     """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds.
 
     `sampling` is that of the job: it says which of `reasoning`, `tool_calls` and `logprobs` the model made; else the
-    input did. A job that `embeds` made vectors.
+    input did. `task` is what it made: texts, vectors, or scores of pairs.
     """
 
     def __init__(
-        self, run_id: str, model: str, created: int, id_column: str | None, sampling: Row, *, embeds: bool = False
+        self, run_id: str, model: str, created: int, id_column: str | None, sampling: Row, *, task: Task = "generate"
     ) -> None:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
-        self._embeds = embeds
+        self._make = {"generate": self._completion, "embed": self._vector, "classify": self._scores}[task]
         made_by = {"reasoning": "thinking", "tool_calls": "tool_calls", "logprobs": "logprobs"}
         self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
         if (sampling.get("tool_calls") or {}).get("format") == "none":
@@ -59,8 +61,7 @@ class LineMaker:
         failed = [row for row in samples if row["error_code"] is not None]
         digest = blake2b(f"{self._run_id}|{samples[0]['row']}".encode(), digest_size=12).hexdigest()
         head = {"id": f"batch_req_{digest}", "custom_id": custom_id}
-        make = self._vector if self._embeds else self._completion
-        output = {**head, **_success(digest, make(digest, good))} if good else None
+        output = {**head, **_success(digest, self._make(digest, good))} if good else None
         return BatchLines(output, {**head, **_failure(digest, failed, len(samples))} if failed else None)
 
     def _completion(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -89,6 +90,12 @@ class LineMaker:
             "model": self._model,
             "usage": {"prompt_tokens": row["prompt_tokens"], "total_tokens": row["prompt_tokens"]},
         }
+
+    def _scores(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
+        [row] = rows
+        if is_rerank(row):
+            return {"id": f"rerank-{digest}", "model": self._model, **rerank_body(row)}
+        return {"id": f"score-{digest}", "created": self._created, "model": self._model, **score_body(row)}
 
 
 def _success(digest: str, body: dict[str, Any]) -> dict[str, Any]:
