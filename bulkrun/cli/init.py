@@ -47,6 +47,7 @@ def init(
     \b
     bulkrun init docs.parquet --task embed
     bulkrun init pairs.parquet --task classify --column query --column document
+    bulkrun init score_requests.jsonl --task classify
     """
     from bulkrun.launch.init_job import make_job, write_job
     from bulkrun.launch.init_prompt import Wanted

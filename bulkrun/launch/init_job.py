@@ -74,13 +74,14 @@ def job_text(source: str, schema: pa.Schema, job: Path, wanted: Wanted = GENERAT
     """The job file: it runs as it is, once it has a model. Raises UsageError for columns that the task cannot take."""
     name, file = re.sub(r"[^A-Za-z0-9._-]+", "-", job.stem).lstrip("._-") or "job", shlex.quote(str(job))
     id_column = next((column for column in IDS if _names_rows(column, schema)), None)
+    is_batch = not wanted.columns and set(BATCH_COLUMNS) <= set(schema.names)
     lines = [
         f"# A look at the prompts:  bulkrun preview {file}",
         f"# The first rows:         bulkrun submit {file} --set run.limit=20 --set output.path=out/look",
         f"# All of them:            bulkrun submit {file}",
         f"# What the keys mean:     bulkrun schema {_SECTIONS[wanted.task]}",
         f"name: {quoted(name)}",
-        *model_lines(wanted),
+        *model_lines(wanted, is_batch=is_batch),
         "",
         "input:",
         f"  path: {quoted(source)}",

@@ -37,10 +37,12 @@ class Wanted:
 GENERATE = Wanted()
 
 
-def model_lines(wanted: Wanted) -> list[str]:
-    """The keys `task` and `model`, and what the bundled model does not say of itself."""
+def model_lines(wanted: Wanted, *, is_batch: bool = False) -> list[str]:
+    """The keys `task` and `model`, and what the bundled model does not say of itself. A batch's labels are of pairs."""
     task = [] if wanted.task == "generate" else [f"task: {wanted.task}"]
     if wanted.lacks_model:
+        if is_batch:
+            return [*task, "model:  # TO FILL IN: a reranker (a cross-encoder with one score); a directory or a hub id"]
         trained = "two texts: a reranker, NLI" if len(wanted.columns) == 2 else "your labels, or a reward model"
         return [*task, f"model:  # TO FILL IN: a *ForSequenceClassification for {trained}; a directory or a hub id"]
     if wanted.model not in (None, _BUNDLED) or wanted.task == "classify":
@@ -82,10 +84,7 @@ def _escape(sign: str) -> str:
 
 def _of_a_batch(task: Task) -> list[str]:
     if task == "classify":
-        raise UsageError(
-            "--task classify: the input is an OpenAI batch, which knows no labels; name the columns with the texts "
-            "(--column)"
-        )
+        return ["prompt: {score_lines: true}  # an OpenAI batch: its lines, /v1/score and /v1/rerank, bring the pairs"]
     brings = "prompts and parameters" if task == "generate" else "texts"
     return [f"# An OpenAI batch: its lines bring {brings}, so there is no section `prompt`."]
 

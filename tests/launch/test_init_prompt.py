@@ -138,8 +138,16 @@ def test_the_columns_of_a_tasks_results_are_not_passed_through_unless_renamed(so
 def test_lines_of_openais_embeddings_bring_their_texts(source: str) -> None:
     batch = over({"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "Hello"}})
     assert text_of(job_of(batch, task="embed")) == "Hello"
-    with pytest.raises(UsageError, match=r"--task classify: the input is an OpenAI batch, .* \(--column\)"):
+
+
+def test_lines_of_scores_bring_their_pairs_to_a_model_that_is_named(source: str) -> None:
+    batch = over({"custom_id": "a", "method": "POST", "url": "/v1/score", "body": {"text_1": "q", "text_2": "d"}})
+    with pytest.raises(JobFileError, match="model"):
         job_of(batch, task="classify")
+    assert "model:  # TO FILL IN: a reranker" in Path("job.yaml").read_text(encoding="utf-8")
+    spec = job_of(batch, task="classify", model="somewhere")
+    assert (spec.prompt.score_lines, spec.prompt.column, spec.run.on_too_long) == (True, None, "truncate_right")
+    assert job_of(batch, task="classify", columns=("custom_id",), model="m").prompt.column == "custom_id"
 
 
 @pytest.mark.parametrize(
