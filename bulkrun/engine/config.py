@@ -131,6 +131,7 @@ def _usable_bytes(device: torch.device, gpu_share: float) -> int:
     """What an engine may take beside the weights, which are there: of a CPU's RAM, or up to a share of a GPU."""
     if device.type == "cpu":
         return int(CPU_RAM_SHARE * available_ram_bytes())
+    torch.cuda.empty_cache()  # of the engine with another adapter that was here before
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return max(0, free_bytes - int((1 - gpu_share) * total_bytes))
 

@@ -24,7 +24,8 @@ from bulkrun.errors import UsageError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.recurrent_state import bytes_per_row
 from bulkrun.ops.triton.partial_results import CHUNK
-from tests.engine.conftest import EngineFactory
+from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory, run
 from tests.engine.test_out_of_memory import ModelThatRunsOut
 from tests.models.tiny_models import VARIANTS
 
@@ -140,3 +141,16 @@ def test_on_a_gpu_the_pool_takes_what_the_step_leaves(model_dir) -> None:
     logits_bytes = config.max_num_seqs * engine.model_runner.model.config.vocab_size * 4
     assert logits_bytes < memory.step_bytes < memory.total_bytes
     assert torch.cuda.memory_allocated() < 0.9 * memory.total_bytes
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_next_engine_of_a_process_has_the_room_of_the_first(model_dir) -> None:
+    """As a worker loads the model again for the rows of another adapter."""
+    blocks = []
+    for _ in range(3):
+        engine = LLMEngine.from_model_dir(model_dir("llama"), device="cuda", dtype="bfloat16")
+        run(engine, [Request("a", (5, 6, 7), SamplingParams(max_tokens=4))])
+        blocks.append(engine.config.num_blocks)
+        del engine
+        gc.collect()
+    assert min(blocks) > 0.98 * blocks[0]
