@@ -118,6 +118,22 @@ def test_an_adapter_that_changed_is_another_run_and_one_that_moved_is_not(
     assert found(tmp_path / "out") == answers
 
 
+def test_a_worker_looks_at_the_adapter_that_it_loads(adapters: dict[str, str], tmp_path: Path) -> None:
+    """Each byte of it; of all, each time, would take long where there are many."""
+    prepared = prepare(JobSpec.model_validate(job_with(adapters, tmp_path)))
+    record = prepared.enter(prepared.record(None), resume_anyway=False)
+    weights = Path(adapters["poems"]) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    prepared.check_model(record, "legal")
+    prepared.check_model(record, "")
+    with pytest.raises(
+        ResumeError, match=r"the model is no longer .*:\n  engine\.adapters\.poems: .* -> (?!\n.*legal)"
+    ):
+        prepared.check_model(record, "poems")
+    with pytest.raises(ResumeError, match=r"engine\.adapters\.poems"):
+        prepared.check_model(record)
+
+
 def test_a_preview_runs_each_row_with_its_adapter(
     adapters: dict[str, str], answers: dict[str | None, list[str]], tmp_path: Path
 ) -> None:

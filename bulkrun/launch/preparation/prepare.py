@@ -6,7 +6,7 @@ Loads no torch. Knows how facts become a run's record; knows no engine.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -137,12 +137,14 @@ class PreparedJob:
                 "and run the same command again, or start over with --fresh"
             )
 
-    def check_model(self, record: RunRecord) -> None:
-        """Look at the model and its adapter: a worker may start, or load again, long after the run was entered.
+    def check_model(self, record: RunRecord, adapter: str | None = None) -> None:
+        """Look at the model and its adapters: a worker may start, or load again, long after the run was entered.
 
-        Raises ResumeError when they are no longer those of the run, whose rows would be of two models.
+        `adapter`: of several the one that is loaded, which is looked at alone. Raises ResumeError when they are no
+        longer those of the run, whose rows would be of two models.
         """
-        if changed := differences(known_model(record), {"model": self._model_facts()}):
+        names = self.adapters.keys() if adapter is None else self.adapters.keys() & {adapter}
+        if changed := differences(known_model(record, names), {"model": self._model_facts(names)}):
             lines = [f"{self.run.root}: the model is no longer the one that the run began with:"]
             lines += difference_lines(changed)
             anew = "retry with --discard" if self.run.is_staged else "--fresh"
@@ -172,7 +174,7 @@ class PreparedJob:
         made = new_record(
             self.spec.model_dump(mode="json"),
             input_facts={"files": facts_of(self.files)},
-            model_facts=self._model_facts(),
+            model_facts=self._model_facts(self.adapters.keys()),
             prompt_facts=prompt_facts(self.spec.prompt),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
@@ -181,8 +183,9 @@ class PreparedJob:
         _refuse_odd_names(made)
         return made
 
-    def _model_facts(self) -> dict[str, Any]:
-        return model_facts(self.spec, self.model_dir, self.adapters)
+    def _model_facts(self, names: Collection[str]) -> dict[str, Any]:
+        """With those of the adapters of these names."""
+        return model_facts(self.spec, self.model_dir, {name: self.adapters[name] for name in names})
 
 
 def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns: bool = True) -> PreparedJob:
@@ -231,10 +234,13 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     return PreparedJob(with_defaults(spec, model_dir), model_dir, adapters, model, tokenizer, files)
 
 
-def known_model(record: RunRecord) -> dict[str, dict[str, Any]]:
-    """The facts of the model that a run was entered with, wherever it lies; a staged run has them one level deeper."""
+def known_model(record: RunRecord, adapters: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The facts of the model that a run was entered with, wherever it lies, and of these of its several adapters; a
+    staged run has them one level deeper."""
     known = record.identity["model"]
     facts = {**known, **known.get("model", {})}
+    if "adapters" in facts:
+        facts["adapters"] = {name: fact for name, fact in facts["adapters"].items() if name in adapters}
     return {"model": {key: value for key, value in facts.items() if key not in ("name", "model")}}
 
 

@@ -57,9 +57,11 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     adapter = first_adapter(plan, prepared.spec.engine.adapters, worker.id)
 
     def load_engine(adapter: str) -> Engine:
-        prepared.check_model(record)
+        prepared.check_model(record, adapter)
         engine = make_engine(adapter)
-        prepared.check_model(record)  # again: a checkpoint that is replaced while it is read is loaded as another's
+        prepared.check_model(
+            record, adapter
+        )  # again: a checkpoint that is replaced while it is read is loaded as another's
         return engine
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
