@@ -59,9 +59,8 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     def load_engine(adapter: str) -> Engine:
         prepared.check_model(record, adapter)
         engine = make_engine(adapter)
-        prepared.check_model(
-            record, adapter
-        )  # again: a checkpoint that is replaced while it is read is loaded as another's
+        # again: a checkpoint that is replaced while it is read is loaded as another's
+        prepared.check_model(record, adapter)
         return engine
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
