@@ -150,10 +150,12 @@ def dry_plan(
 ) -> PlanReport:
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder.
 
-    `keep` is shown the rows of its shards.
+    `keep` is shown the rows of its shards. Raises InputError where ids repeat that must not.
     """
     source = PlanInput(spec, dataset, text, max_model_len)
     windows = list[PlanCounters]()
+    with Scratch() as folder:
+        refuse_duplicate_ids(source.dataset, source.spec, folder)
     with Scratch() as folder:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, folder)
         for window in source.windows(keep):

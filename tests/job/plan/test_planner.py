@@ -321,6 +321,8 @@ def test_duplicate_ids_can_be_refused_before_anything_is_published(tmp_path: Pat
     with pytest.raises(InputError, match=r"800 rows have an id of column 'key'.*'k0' in rows 0, 700, 1400"):
         make_plan(tmp_path / "run", spec)
     assert list(RunDir(tmp_path / "run").plan.iterdir()) == []
+    with open_input(str(path)) as dataset, pytest.raises(InputError, match=r"800 rows have an id of column 'key'"):
+        dry_plan(spec, dataset, CharacterCodec(), 10_000)
     make_plan(tmp_path / "run", spec.model_copy(update={"run": spec.run.model_copy(update={"limit": 700})}))
 
 
