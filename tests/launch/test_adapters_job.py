@@ -118,6 +118,26 @@ def test_an_adapter_that_changed_is_another_run_and_one_that_moved_is_not(
     assert found(tmp_path / "out") == answers
 
 
+def test_a_night_runs_the_rows_of_adapters_that_came_changed_or_went(adapters: dict[str, str], tmp_path: Path) -> None:
+    """What an incremental job runs again is told by each row's own adapter, not by all of them."""
+    job = job_with({"legal": adapters["legal"]}, tmp_path) | {"run": {"incremental": True, "max_error_rate": 1.0}}
+
+    def night(now: dict[str, str]) -> dict[str, int]:
+        job["engine"]["adapters"] = now
+        with one_process(own_engine):
+            done = bulkrun.run_job(job)
+        return {name: count for name, count in (done.changes or {}).items() if count}
+
+    with one_process(own_engine):
+        assert bulkrun.run_job(job).totals.errors == {"bad_input": 3}, "nobody knows poems yet"
+    assert night(adapters) == {"changed": 3, "unchanged": 6}, "they have prompts now"
+    assert night(adapters) == {"unchanged": 9}
+    config = Path(adapters["legal"]) / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 8}))
+    assert night(adapters) == {"changed": 3, "unchanged": 6}
+    assert night({"legal": adapters["legal"]}) == {"changed": 3, "unchanged": 6}, "as errors again"
+
+
 def test_a_worker_looks_at_the_adapter_that_it_loads(adapters: dict[str, str], tmp_path: Path) -> None:
     """Each byte of it; of all, each time, would take long where there are many."""
     prepared = prepare(JobSpec.model_validate(job_with(adapters, tmp_path)))

@@ -1,4 +1,4 @@
-"""What a row's result depends on, as one hash: its prompt's tokens, its own sampling values, model and sampling.
+"""What a row's result depends on, as one hash: its prompt's tokens, its own values, model, adapter and sampling.
 
 Made from the columns of a shard, so the key that a part keeps and the key that the next night computes from its
 input are one function of one thing. A row that the plan refuses has no prompt: its result is the error and the columns
@@ -9,24 +9,27 @@ retry may have answered such a row, and another text that is refused alike is an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import pairwise
 
 import pyarrow as pa
 
 from bulkrun.data.inputs.python_rows import python_rows
+from bulkrun.job.prompts.own_values import own_values
+from bulkrun.job.store.fingerprint import KeySalt
 
 ROW_KEY = "row_key"  # the column of an incremental run's results
 
 
-def row_keys(rows: pa.Table | pa.RecordBatch, salt: str) -> list[str]:
+def row_keys(rows: pa.Table | pa.RecordBatch, salt: KeySalt) -> list[str]:
     """The key of each row (32 hex digits) from its shard columns.
 
-    `salt` is what all rows have in common (`RunRecord.key_salt`).
+    `salt` is what they depend on beside these (`RunRecord.key_salt`).
     """
-    begin, overrides, refused = salt.encode(), rows["overrides"].to_pylist(), _refused_keys(rows)
+    overrides, refused, begin_of = rows["overrides"].to_pylist(), _refused_keys(rows), cache(partial(_begin, salt))
     prompts = zip(rows["error_code"].is_null().to_pylist(), overrides, prompt_bytes(rows["token_ids"]), strict=True)
-    return [_key(begin, own, tokens) if runs else next(refused) for runs, own, tokens in prompts]
+    return [_key(begin_of(own), tokens) if runs else next(refused) for runs, own, tokens in prompts]
 
 
 def told_by(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
@@ -37,9 +40,14 @@ def told_by(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index("passthrough"), "passthrough", narrow)
 
 
-def _key(salt: bytes, overrides: str | None, tokens: memoryview) -> str:
-    digest = blake2b(salt, digest_size=16)
-    digest.update(f"|{overrides or ''}|".encode("utf-8", "surrogatepass"))
+def _begin(salt: KeySalt, overrides: str | None) -> bytes:
+    """What is hashed before a prompt with these values of its own."""
+    adapter = salt.adapters[name] if salt.adapters and (name := own_values(overrides).adapter) else ""
+    return f"{salt.common}{adapter}|{overrides or ''}|".encode("utf-8", "surrogatepass")
+
+
+def _key(begin: bytes, tokens: memoryview) -> str:
+    digest = blake2b(begin, digest_size=16)
     digest.update(tokens)
     return digest.hexdigest()
 

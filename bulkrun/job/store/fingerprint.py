@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from bulkrun.settings import Task
 
@@ -22,6 +23,7 @@ HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows"
 # What the file of a chat template says, and what every tensor of a classifier begins with, as hashes. A record of an
 # earlier bulkrun, and of a job that has no such thing, has none.
 CHAT_TEMPLATE, TENSORS = "chat_template_file", "tensors"
+ADAPTERS = "adapters"  # of the model: a hash of each, by the names that rows give
 _LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 
 # How jobs are that know nothing of a key that came later.
@@ -53,7 +55,7 @@ _KEYS = {
 
 def job_key(key: str) -> str:
     """A dotted key of an identity as the job file has it."""
-    return key.replace("model.", "engine.", 1) if key.startswith("model.adapters.") else _KEYS.get(key, key)
+    return key.replace("model.", "engine.", 1) if key.startswith(f"model.{ADAPTERS}.") else _KEYS.get(key, key)
 
 
 def identity_of(
@@ -128,18 +130,27 @@ def task_of(job: Mapping[str, Any]) -> Task:
     return task
 
 
-def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
-    """What a result depends on beside its own row, as a hash: the weights (not where they lie), the sampling, and of
-    vectors how they are made."""
+class KeySalt(NamedTuple):
+    """What results depend on beside their own rows: a hash of what all have in common, and one of each adapter that a
+    row may name."""
+
+    common: str
+    adapters: Mapping[str, str] = MappingProxyType({})
+
+
+def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> KeySalt:
+    """In common they have the weights (not where they lie), the sampling, and of vectors how they are made."""
     common: dict[str, Mapping[str, Any]] = {}
-    common["model"], common["sampling"] = {**identity["model"], "name": None}, identity["sampling"]
+    model = identity["model"]
+    common["model"], common["sampling"] = {**model, "name": None, ADAPTERS: None}, identity["sampling"]
     for name in _SECTION_OF_TASK.values():
         common[name] = identity.get(name, {})
     of_pairs = {"text_pair", "score_lines"} & identity["prompt"].keys()
     if of_pairs:  # a model may read the same tokens otherwise where they are of two texts
         common["prompt"] = {"has_text_pair": True}
     # What is not set counts for nothing, so that a key that a later version knows does not make all rows new.
-    return fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})
+    hashed = fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})
+    return KeySalt(hashed, model.get(ADAPTERS) or {})
 
 
 def fingerprint(value: Any) -> str:

@@ -14,7 +14,16 @@ from bulkrun.data.storage.durable import read_json
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, Facts, fingerprint, identity_of, key_salt, task_of
+from bulkrun.job.store.fingerprint import (
+    CHAT_TEMPLATE,
+    TENSORS,
+    Facts,
+    KeySalt,
+    fingerprint,
+    identity_of,
+    key_salt,
+    task_of,
+)
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir
@@ -80,7 +89,7 @@ class RunRecord:
         return bool(self.job["engine"].get("load_format") == "dummy")
 
     @property
-    def key_salt(self) -> str | None:
+    def key_salt(self) -> KeySalt | None:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None
 

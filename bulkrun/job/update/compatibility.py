@@ -16,7 +16,7 @@ from bulkrun.data.types.casts import can_cast, rounds
 from bulkrun.data.types.nested import with_leaves
 from bulkrun.errors import ResumeError
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import HARMLESS, differences
+from bulkrun.job.store.fingerprint import ADAPTERS, HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update.diff import Changes
@@ -25,8 +25,9 @@ from bulkrun.settings import Task
 # The input of a night: which rows there are. What they say is in their keys.
 _TODAY = (
     *("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes"),
-    "input.delimiter",
+    *("input.delimiter", "input.adapter"),
 )
+_ADAPTERS_TODAY = f"model.{ADAPTERS}."  # each row's is in its key
 # What makes results that cannot be compared with those of before, and what these are: of labels their names alone.
 _APART: Mapping[Task, tuple[tuple[str, ...], str]] = {
     "embed": (("model.", "embedding."), "vectors"),
@@ -81,7 +82,8 @@ def check_rows_that_stay(run: RunDir, old: RunRecord, wanted: RunRecord, changes
 
 
 def _settings(changed: Changed) -> dict[str, tuple[Any, Any]]:
-    return {key: values for key, values in changed.items() if key not in _TODAY and key not in HARMLESS}
+    known = (*_TODAY, *HARMLESS)
+    return {key: values for key, values in changed.items() if key not in known and not key.startswith(_ADAPTERS_TODAY)}
 
 
 def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema, carried: Collection[str]) -> None:

@@ -25,6 +25,7 @@ from bulkrun.job.plan.duplicates import places_of
 from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys, told_by
 from bulkrun.job.plan.rows import id_texts
+from bulkrun.job.store.fingerprint import KeySalt
 from bulkrun.scratch import Scratch
 
 _SAID = [("id", pa.string()), ("key", pa.string()), ("code", pa.string()), ("message", pa.string())]
@@ -97,7 +98,7 @@ class Changes:
 
 
 def find_changes(
-    source: PlanInput, parts: Sequence[Path], salt: str, first_row: int, reasons: Reasons, folder: Path
+    source: PlanInput, parts: Sequence[Path], salt: KeySalt, first_row: int, reasons: Reasons, folder: Path
 ) -> Changes:
     """Compare the input with the results in `parts`. New rows get numbers from `first_row` on.
 
@@ -129,7 +130,7 @@ def _id_type(parts: Sequence[Path], id_column: str) -> pa.DataType | None:
     return read_part_schema(parts[0]).field(id_column).type if parts else None
 
 
-def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, salt: str, path: Path) -> None:
+def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, salt: KeySalt, path: Path) -> None:
     """Ids as texts of the results' type (`like`), which may be a wider one: as a double 10^10 reads 1e+10."""
 
     def keep(rows: pa.RecordBatch) -> None:
@@ -146,7 +147,7 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
             pass  # `keep` has written its rows
 
 
-def _keys_of_plan(rows: pa.RecordBatch, keys: list[str], carried: list[str], salt: str) -> list[str]:
+def _keys_of_plan(rows: pa.RecordBatch, keys: list[str], carried: list[str], salt: KeySalt) -> list[str]:
     """The keys that a part has of these rows which the plan made."""
     refused = rows["error_code"].is_valid()
     if len(carried) == rows["passthrough"].type.num_fields or not refused.true_count:

@@ -27,6 +27,7 @@ from bulkrun.job.outputs.tool_calls import with_ids
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
+from bulkrun.job.store.fingerprint import KeySalt
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
@@ -49,7 +50,7 @@ class RunIdentity:
     versions: dict[str, str] = field(default_factory=dict)
     results: tuple[pa.Field, ...] = RESULT_FIELDS
     best_of: int | None = None
-    key_salt: str | None = None  # where rows have a column with their keys
+    key_salt: KeySalt | None = None  # where rows have a column with their keys
     compression: str = "zstd"
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.chat_source import named_template, names_file
-from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, fingerprint
+from bulkrun.job.store.fingerprint import ADAPTERS, CHAT_TEMPLATE, TENSORS, fingerprint
 from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint, tensors_fingerprint
 from bulkrun.models.files.weight_files import refuse_missing_weights
 
@@ -39,7 +39,7 @@ def model_facts(spec: JobSpec, model_dir: Path, adapters: Mapping[str, Path]) ->
     if "" in prints:
         facts["adapter"] = prints[""]
     elif prints:
-        facts["adapters"] = prints
+        facts[ADAPTERS] = prints
     if engine.load_format == "dummy":
         facts["load_format"] = "dummy"
     if engine.quantization is not None:

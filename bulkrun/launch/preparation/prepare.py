@@ -29,7 +29,7 @@ from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import differences
+from bulkrun.job.store.fingerprint import ADAPTERS, differences
 from bulkrun.job.store.places import refuse_odd_place, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
@@ -239,8 +239,8 @@ def known_model(record: RunRecord, adapters: Collection[str]) -> dict[str, dict[
     staged run has them one level deeper."""
     known = record.identity["model"]
     facts = {**known, **known.get("model", {})}
-    if "adapters" in facts:
-        facts["adapters"] = {name: fact for name, fact in facts["adapters"].items() if name in adapters}
+    if ADAPTERS in facts:
+        facts[ADAPTERS] = {name: fact for name, fact in facts[ADAPTERS].items() if name in adapters}
     return {"model": {key: value for key, value in facts.items() if key not in ("name", "model")}}
 
 

@@ -15,6 +15,7 @@ from bulkrun.data.storage.durable import disk_errors
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.result_columns import result_fields
+from bulkrun.job.store.fingerprint import KeySalt
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.cause import Cause
@@ -48,7 +49,9 @@ def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
     return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
 
 
-def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, reasons: Reasons, folder: Path) -> Changes:
+def compare(
+    source: PlanInput, run: RunDir, totals: RunTotals, salt: KeySalt, reasons: Reasons, folder: Path
+) -> Changes:
     """How the input differs from the results of the run; `folder` is for temporary files.
 
     Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.

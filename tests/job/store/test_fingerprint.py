@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulkrun.job.jobfile.load import job_of
-from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, differences
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, KeySalt, differences
 from bulkrun.job.store.run_record import RunRecord, new_record
 
 JOB = {
@@ -31,7 +31,7 @@ def test_a_job_that_generates_is_the_run_it_was_before_there_were_vectors() -> N
     """Both hashes are of a bulkrun that knew neither `task` nor `embedding`: runs made with it go on."""
     made = record(sampling={"top_k": 3})
     assert made.plan_hash == "940ab2ffd2ab21bb65ef47f330b325cf"
-    assert made.key_salt == "58f36c2913e7c7b912de3292cece3391"
+    assert made.key_salt == KeySalt("58f36c2913e7c7b912de3292cece3391")
     assert "embedding" not in made.identity
 
 
@@ -46,7 +46,7 @@ def test_a_job_of_single_texts_is_the_run_it_was_before_there_were_pairs() -> No
     made = {"activation": "softmax", "labels": ["a", "b"]}
     single = record(task="classify", classification=made, prompt={"column": "a"})
     assert single.plan_hash == "a142306b91c15bf3b88d0b4dc43ff40e"
-    assert single.key_salt == "ba338d1e3975981f01a66d0b22648791"
+    assert single.key_salt == KeySalt("ba338d1e3975981f01a66d0b22648791")
     assert "text_pair" not in single.identity["prompt"]
 
 
@@ -63,7 +63,7 @@ def test_a_job_without_tools_is_the_run_it_was_before_there_were_any() -> None:
     """Both hashes are of a bulkrun that did not know `prompt.tools` and the calls of messages."""
     plain = record(prompt={"messages": [{"role": "user", "content": "{{ a }}"}]}, sampling={"max_tokens": 3})
     assert plain.plan_hash == "aa57daf81b6127bc7593e422ecc55662"
-    assert plain.key_salt == "845ac3da7dd02bcea8a043277088e379"
+    assert plain.key_salt == KeySalt("845ac3da7dd02bcea8a043277088e379")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from bulkrun.errors import InputError
 from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.row_key import row_keys
+from bulkrun.job.store.fingerprint import KeySalt
 from bulkrun.job.update.diff import Changes, Reasons, find_changes
 from tests.job.plan.planning import BOS, CharacterCodec, job, write_jsonl
 
-SALT = "what all rows have in common"
+SALT = KeySalt("what all rows have in common")
 REFUSED = "column 'text': null is not text"
 Row = tuple[str | None, str, str | None]  # id, text (empty: none), error code
 RESULTS: list[Row] = [("a", "one", None), ("b", "two", "timeout"), ("c", "three", None), ("d", "", "bad_input")]
