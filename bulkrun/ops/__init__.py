@@ -14,6 +14,7 @@ from bulkrun.ops.attention.packed_attention import packed_attention as _packed_a
 from bulkrun.ops.attention.paged_attention import copy_kv, store_kv
 from bulkrun.ops.attention.paged_attention import paged_attention as _paged_attention
 from bulkrun.ops.attention.rotary import rotary_cos_sin
+from bulkrun.ops.cut_gates import cut_gates_ as _cut_gates
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.experts.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.experts.expert_pairs import ExpertActivation, expert_by_expert, gated, of_expert
@@ -45,6 +46,9 @@ from bulkrun.ops.matmul.invariant_linear import invariant_linear as _invariant_l
 from bulkrun.ops.matmul.invariant_linear import is_invariant_linear, make_panels
 from bulkrun.ops.matmul.linear import linear, pack_linear_weight
 from bulkrun.ops.relu_squared import relu_squared
+from bulkrun.ops.residual_streams import correct_streams as _correct_streams
+from bulkrun.ops.residual_streams import predict_streams as _predict_streams
+from bulkrun.ops.residual_streams import with_rms_of as _with_rms_of
 from bulkrun.ops.rms_norm import add_rms_norm as _add_rms_norm
 from bulkrun.ops.rms_norm import rms_norm as _rms_norm
 from bulkrun.ops.sampling.draw_tokens import draw_tokens as _draw_tokens
@@ -64,6 +68,8 @@ append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
 causal_conv = by_device(_causal_conv)
+correct_streams = by_device(_correct_streams)
+cut_gates_ = by_device(_cut_gates)
 draw_tokens = by_device(_draw_tokens)
 four_bit_linear = by_device(_four_bit_linear)
 fp8_linear = by_device(_fp8_linear)
@@ -77,6 +83,7 @@ invariant_linear = by_device(_invariant_linear)
 norm_rotary_store = by_device(_norm_rotary_store)
 packed_attention = by_device(_packed_attention)
 paged_attention = by_device(_paged_attention)
+predict_streams = by_device(_predict_streams)
 quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
 selective_scan = by_device(_selective_scan)
@@ -84,6 +91,7 @@ silu_mul = by_device(_silu_mul)
 state_space = by_device(_state_space)
 step_inputs = by_device(_step_inputs)
 token_logprobs = by_device(_token_logprobs)
+with_rms_of = by_device(_with_rms_of)
 xielu = by_device(_xielu)
 
 __all__ = [
@@ -103,6 +111,8 @@ __all__ = [
     "are_packed",
     "causal_conv",
     "copy_kv",
+    "correct_streams",
+    "cut_gates_",
     "draw_tokens",
     "expert_by_expert",
     "four_bit_experts",
@@ -128,6 +138,7 @@ __all__ = [
     "pack_linear_weight",
     "packed_attention",
     "paged_attention",
+    "predict_streams",
     "quantize_rows",
     "relu_squared",
     "rms_norm",
@@ -142,5 +153,6 @@ __all__ = [
     "sum_by_token",
     "token_logprobs",
     "waits_for_gpu",
+    "with_rms_of",
     "xielu",
 ]

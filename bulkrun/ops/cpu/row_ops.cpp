@@ -5,8 +5,6 @@
 
 #include "row_ops.h"
 
-static const long FEW = 32768;  // numbers that one thread is through with before others would wake up
-
 template <class T, class W>
 static void rms_norm(const T* x, const W* weight, T* out, int64_t rows, int64_t size, float eps, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (rows * size > FEW)

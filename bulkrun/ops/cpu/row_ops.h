@@ -5,6 +5,8 @@
 
 #include "vector.h"
 
+constexpr long FEW = 32768;  // numbers that one thread is through with before others would wake up
+
 template <class X, class T, class W>
 inline void scale_row(const X* x, const W* weight, T* out, long size, float square_sum, float eps) {
     const float scale = 1.0f / std::sqrt(square_sum / size + eps);
@@ -14,14 +16,19 @@ inline void scale_row(const X* x, const W* weight, T* out, long size, float squa
     }
 }
 
-template <class T, class W>
-inline void norm_row(const T* x, const W* weight, T* out, long size, float eps) {
+template <class T>
+inline float square_sum(const T* x, long size) {
     f32x16 squares = {};
     for (long i = 0; i < size; i += LANES) {
         f32x16 number = load(x + i, size - i);
         squares += number * number;
     }
-    scale_row(x, weight, out, size, sum(squares), eps);
+    return sum(squares);
+}
+
+template <class T, class W>
+inline void norm_row(const T* x, const W* weight, T* out, long size, float eps) {
+    scale_row(x, weight, out, size, square_sum(x, size), eps);
 }
 
 // out, residual: x + residual.
