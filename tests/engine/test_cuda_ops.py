@@ -97,6 +97,7 @@ def asked_for() -> list[Request]:
     [
         ("llama", {"kv_cache_dtype": "fp8"}),
         ("gemma2", {}),
+        ("gemma3n", {}),
         ("gpt_oss", {"quantization": "fp8"}),
         ("gpt2", {}),
         ("gpt_neox", {}),

@@ -82,7 +82,7 @@ MODELS: dict[str, SaveModel] = {
     "gemma3_body": lambda path: save_body(path, "gemma3"),
     **{
         f"{name}_body": (lambda path, name=name: save_body(path, name))
-        for name in known(["gemma4", "gemma4_whole_panels"])
+        for name in known(["gemma3n", "gemma4", "gemma4_whole_panels"])
     },
 }
 

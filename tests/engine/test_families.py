@@ -47,6 +47,7 @@ NAMES = [
     "gpt_neox",
     "nanochat",
     "stablelm_beside",
+    "gemma3n",
     "gemma4",
     "gemma4_moe",
     "deepseek_v2_lite",

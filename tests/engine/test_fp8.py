@@ -58,7 +58,9 @@ def test_fp8_weights_give_the_tokens_of_a_model_quantized_by_hand(make_engine: E
     assert tokens(engine) == [generate(model, request.prompt_token_ids, NUM_TOKENS) for request in requests()]
 
 
-@pytest.mark.parametrize("variant", [*FAMILIES, *known(["gemma4", "gemma4_whole_panels"]), "deepseek_v3", "gpt2"])
+@pytest.mark.parametrize(
+    "variant", [*FAMILIES, *known(["gemma3n_whole_panels", "gemma4", "gemma4_whole_panels"]), "deepseek_v3", "gpt2"]
+)
 def test_fp8_keys_and_values_give_the_tokens_of_attention_over_rounded_ones(
     make_engine: EngineFactory, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

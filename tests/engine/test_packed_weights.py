@@ -31,7 +31,7 @@ def test_tokens_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) 
     [("gptq", "qwen3_moe"), ("awq", "mixtral"), ("ct_zeros", "qwen3_moe"), ("gptq", "qwen3_5"), ("awq", "qwen3_next"),
      ("gptq", "lfm2"), ("ct_zeros", "granite_h"), ("awq", "nemotron_h"), ("gptq", "nemotron_h_moe"),
      ("gptq", "ernie4_5_biases"), ("ct_group", "ernie4_5_moe"), ("gptq", "falcon_h1"),
-     ("ct_group", "gemma4"), ("gptq", "gemma4_moe"), ("awq", "olmo_hybrid"),
+     ("ct_group", "gemma3n"), ("ct_group", "gemma4"), ("gptq", "gemma4_moe"), ("awq", "olmo_hybrid"),
      ("gptq", "deepseek_v2"), ("awq", "minicpm3"), ("awq", "cohere"), ("gptq", "afmoe"), ("ct_group", "hy_v3"),
      ("gptq", "kimi_linear"), ("gptq", "gpt_neox"), ("awq", "stablelm")],
 )  # fmt: skip

@@ -82,6 +82,7 @@ def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) 
         ("ct_channel", "nemotron_h_moe"),
         ("ct_channel", "glm4"),
         ("block", "glm4_moe"),
+        ("ct_channel", "gemma3n"),
         ("ct_channel", "gemma4"),
         ("block", "deepseek_v3"),
         ("int8_channel", "deepseek_v2_lite"),

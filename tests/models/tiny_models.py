@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_general import (
     DENSE_FIRST,
+    GEMMA3N,
     GEMMA4,
     GENERAL_VARIANTS,
     GROUPED,
@@ -353,6 +354,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_rope_linear": (
         "Gemma3ForCausalLM",
         _GEMMA | {"sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "gemma3n": ("Gemma3nForCausalLM", GEMMA3N),
+    "gemma3n_whole_panels": (
+        "Gemma3nForCausalLM",
+        GEMMA3N
+        | {
+            "hidden_size": 64,
+            "intermediate_size": [96] * 5,
+            "num_attention_heads": 4,
+            "hidden_size_per_layer_input": 32,
+            "laurel_rank": 32,
+            "altup_num_inputs": 4,
+        },
     ),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
     "gemma4_whole_panels": (

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from tests.models.tiny_general import GENERAL_VARIANTS
 from tests.models.tiny_models import SMALL, VARIANTS, randomize
 
 _PIXTRAL = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -30,10 +29,6 @@ _AXES3 = {"rope_parameters": _AXES["rope_parameters"] | {"mrope_section": [2, 3,
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2}
 
 
-def _general(variant: str, model_type: str) -> dict[str, Any]:
-    return {"model_type": model_type, **GENERAL_VARIANTS[variant][1]}
-
-
 def _fast(variant: str, model_type: str) -> dict[str, Any]:
     return {"model_type": model_type, **VARIANTS[variant][1]}
 
@@ -46,7 +41,7 @@ TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         _fast("gemma4_unified", "gemma4_unified_text"),
         None,
     ),
-    "gemma3n": ("Gemma3nForConditionalGeneration", _general("gemma3n", "gemma3n_text"), {}),
+    "gemma3n": ("Gemma3nForConditionalGeneration", _fast("gemma3n", "gemma3n_text"), {}),
     "internvl": ("InternVLForConditionalGeneration", {"model_type": "qwen3", "head_dim": 16}, _INTERN),
     "internvl_moe": (
         "InternVLForConditionalGeneration",

@@ -73,6 +73,8 @@ class ModelCost:
         body = sum(layer_weights(config, layer) for layer in range(config.num_layers))
         if config.layer_inputs is not None:  # a projection for all layers, and two in each
             body += 3 * config.num_layers * config.hidden_size * config.layer_inputs.size
+        if config.altup is not None:
+            body += config.altup.stream_weights(config.hidden_size)
         lm_head = config.vocab_size * config.hidden_size
         return cls(
             num_body_weights=body,

@@ -32,12 +32,15 @@ Price = Callable[..., OpCall]  # of a call's result, arguments and keyword argum
 
 _PASSES = {  # over tensors as large as the result
     "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3, "xielu": 2, "causal_conv": 2, "gated_rms_norm": 3,
+    "cut_gates_": 2,
 }  # fmt: skip
+_PASSES_OVER_STREAMS = {"with_rms_of": 2, "predict_streams": 2, "correct_streams": 2}  # each of T tokens
 # with a vector, of a head's state for each token
 _PRODUCTS_OF_STATES = {"gated_delta_rule": 3, "state_space": 2, "selective_scan": 2}
 _PRODUCTS = (  # modules, by their attribute
     "qkv_proj", "q_b_proj", "qkvz_proj", "in_proj", "ba_proj", "low_proj", "decay_proj", "z_proj", "x_proj", "dt_proj",
     "o_proj", "gate_up_proj", "up_proj", "down_proj", "router", "lm_head", "gate_proj", "out_proj", "projection",
+    "left_proj", "right_proj",
 )  # fmt: skip
 
 
@@ -108,6 +111,7 @@ class OpRecorder:
     def _ops(self) -> Iterator[tuple[Any, str, Price]]:
         """Where each op is looked up when it is called, and what a call of it costs."""
         prices = {name: _pass_over(name, passes) for name, passes in _PASSES.items()}
+        prices |= {name: _pass_over(name, passes, of_tokens=1) for name, passes in _PASSES_OVER_STREAMS.items()}
         prices |= {name: _pass_over_states(name, products) for name, products in _PRODUCTS_OF_STATES.items()}
         prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts}
         for path, module in _decoder(self._engine).named_modules():
@@ -202,10 +206,12 @@ def _experts(
     return OpCall("experts", x.shape[0], cost)
 
 
-def _pass_over(name: str, passes: int) -> Price:
+def _pass_over(name: str, passes: int, *, of_tokens: int = 0) -> Price:
+    """`of_tokens`: the dimension of them."""
+
     def price(result: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
         written = result[0] if isinstance(result, tuple) else result
-        return OpCall(name, x.shape[0], OpCost(0.0, passes * _bytes(written)))
+        return OpCall(name, x.shape[of_tokens], OpCost(0.0, passes * _bytes(written)))
 
     return price
 

@@ -34,6 +34,7 @@ def _one_full_in(interval: int, num_layers: int) -> list[str]:
 
 _GEMMA4 = {"model_type": "gemma4_text", "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
            "final_logit_softcapping": 30.0}  # fmt: skip
+_GEMMA3N = {"model_type": "gemma3n_text", "tie_word_embeddings": True}
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "n_group": 1, "topk_group": 1}
 _KIMI_FULL = (3, 7, 11, 15, 19, 23, 26)  # the layers that attend
 _EXPERTS_OF_GPT_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
@@ -49,6 +50,12 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
         tie_word_embeddings=True,
     ),
     "qwen3.5-9b": _shape("Qwen3_5ForCausalLM", 4096, 12_288, 32, 16, 4, 248_320, model_type="qwen3_5_text"),
+    "gemma-3n-e2b": _shape(
+        "Gemma3nForCausalLM", 2048, 8192, 30, 8, 2, 262_400, **_GEMMA3N, num_kv_shared_layers=10
+    ),
+    "gemma-3n-e4b": _shape(
+        "Gemma3nForCausalLM", 2048, 16_384, 35, 8, 2, 262_400, **_GEMMA3N, num_kv_shared_layers=15
+    ),
     "gemma-4-e2b": _shape(
         "Gemma4ForCausalLM", 1536, 6144, 35, 8, 1, 262_144, **_GEMMA4, layer_types=_one_full_in(5, 35),
         num_kv_shared_layers=20, use_double_wide_mlp=True,

@@ -50,8 +50,9 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
         )
     if raw is not whole:  # transformers' code would run with all of its parts
         raise ModelError(
-            f"architecture {_name(whole)} makes no vectors here: of models with a vision or audio part those do whose "
-            "text part has the level fast (`bulkrun models`)"
+            f"architecture {_name(whole)} makes no vectors here: its text part looks both ways (is_causal or "
+            "use_bidirectional_attention in config.json), and stands beside a vision or audio part; take a model of "
+            "text alone"
         )
     refuse_other_parts(raw)
     refuse_quantized(raw)

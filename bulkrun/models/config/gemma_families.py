@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bulkrun.models.config.family import Family
+from bulkrun.models.config.gemma3n_file import of_gemma3n
 from bulkrun.models.config.gemma4_file import of_gemma4, of_gemma4_unified
 
 _GEMMA: dict[str, Any] = {
@@ -105,6 +106,26 @@ GEMMAS: dict[str, Family] = {
         norm_offset=1.0,
         norm_rounds_once=True,
         scales_embeddings=True,
+    ),
+    "Gemma3nForCausalLM": Family(
+        "gemma3n_text",
+        "Gemma 3n (E2B, E4B: the text part)",
+        "several residual streams, a low-rank branch, sparse gates, shared keys, per-layer embeddings",
+        _GEMMA4
+        | {
+            "vocab_size": 262_400,
+            "max_position_embeddings": 32_768,
+            "final_logit_softcapping": 30.0,
+            "altup_num_inputs": None,
+            "laurel_rank": None,
+            "mlp_sparsities": None,
+        },
+        qk_norm="head",
+        norms="sandwich",
+        norm_rounds_once=True,
+        norms_values=True,
+        scales_embeddings=True,
+        in_common_words=of_gemma3n,
     ),
     "Gemma4ForCausalLM": Family(
         "gemma4_text",

@@ -27,7 +27,6 @@ TRIED: Mapping[str, str] = {
     "DbrxForCausalLM": "DBRX",
     "GPT2LMHeadModel": "GPT-2",
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
-    "Gemma3nForCausalLM": "Gemma 3n (the text part)",
     "JetMoeForCausalLM": "JetMoE",
     "Kolibri1ForCausalLM": "Kolibri 1",
     "LagunaForCausalLM": "Laguna",
@@ -52,7 +51,7 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     ),
     "vision or audio beside text": (
         "Llama 4, GLM-4.6V, Voxtral, Qwen3-Omni ...",
-        "prompts are text; run as text: Gemma 3 and 4, Mistral, Qwen-VL, InternVL, LLaVA",
+        "prompts are text; run as text: Gemma 3, 3n and 4, Mistral, Qwen-VL, InternVL, LLaVA",
     ),
     "attention of their own": (
         "BLOOM, MPT, Falcon with ALiBi, GPT-Neo, Doge, HRM",

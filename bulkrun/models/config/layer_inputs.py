@@ -1,4 +1,4 @@
-"""What layers are told of a token anew (Gemma 4). Torch-free."""
+"""What layers are told of a token anew (Gemma 3n and 4). Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class LayerInputs(NamedTuple):
     """What each layer is told of a token anew, by an embedding of its own."""
 
     size: int
-    vocab_size: int
+    vocab_size: int  # tokens beyond it are told what the first one is
 
 
 def layer_inputs_of(keys: Mapping[str, Any]) -> LayerInputs | None:

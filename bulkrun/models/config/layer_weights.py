@@ -11,7 +11,8 @@ def layer_weights(config: DecoderConfig, layer: int) -> int:
     What is done with a state is left out, and what tells how: a hundredth of it.
     """
     if config.mlp_alone is None:
-        return _attention_weights(config, layer) + _mlp_weights(config, layer)
+        beside = 0 if config.altup is None else config.altup.layer_weights(config.hidden_size)
+        return _attention_weights(config, layer) + _mlp_weights(config, layer) + beside
     return _mlp_weights(config, layer) if config.mlp_alone[layer] else _attention_weights(config, layer)
 
 

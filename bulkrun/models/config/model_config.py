@@ -13,6 +13,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.activation import activation_of
+from bulkrun.models.config.altup import AltUpConfig, altup_of
 from bulkrun.models.config.architectures import find_family, text_part
 from bulkrun.models.config.common_facts import common_facts, with_dtype
 from bulkrun.models.config.config_file import read_config
@@ -153,6 +154,8 @@ class DecoderConfig(ModelConfig):
     norms_values: bool = False  # each value head is normalized, without a weight
     keys_are_values: tuple[bool, ...] | None = None  # per layer: whether one projection does for both
     mlp_sizes: tuple[int, ...] | None = None  # per layer, of dense MLPs; None: each is `intermediate_size` wide
+    mlp_sparsities: tuple[float, ...] | None = None  # per layer, of dense MLPs: the part of gates that is to be zero
+    altup: AltUpConfig | None = None  # there are several residual streams
     layer_inputs: LayerInputs | None = None
     scales_layers: bool = False  # behind each layer the residual stream is multiplied by a number of its own
     turns_neighbours: bool = False  # checkpoints have the dimensions that RoPE turns together side by side
@@ -208,6 +211,10 @@ class DecoderConfig(ModelConfig):
         """Of a layer's dense MLP, where it has one."""
         return self.intermediate_size if self.mlp_sizes is None else self.mlp_sizes[layer]
 
+    def mlp_sparsity(self, layer: int) -> float:
+        """Which part of its gates is to be zero."""
+        return 0.0 if self.mlp_sparsities is None else self.mlp_sparsities[layer]
+
     @classmethod
     def of_family(
         cls, architecture: str, family: Family, raw: Mapping[str, Any], *, is_causal: bool = True
@@ -261,6 +268,8 @@ class DecoderConfig(ModelConfig):
             multipliers=multipliers_of(keys),
             keys_are_values=_per_layer(keys, "keys_are_values"),
             mlp_sizes=_per_layer(keys, "mlp_sizes"),
+            mlp_sparsities=_per_layer(keys, "mlp_sparsities"),
+            altup=altup_of(keys),
             layer_inputs=layer_inputs_of(keys),
             unlike_layers=unlike_layers,
             turns_neighbours=bool(keys.get("rope_interleave", family.turns_neighbours)),

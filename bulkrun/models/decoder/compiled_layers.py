@@ -67,6 +67,7 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.attends_beside_states
         or isinstance(config.recurrence, MambaConfig)
         or config.latent is not None
+        or config.altup is not None
         or not _are_whole(config)
     )
 

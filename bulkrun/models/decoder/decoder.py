@@ -7,7 +7,7 @@ Knows weights and the order of ops. Knows no request, no scheduling and no sampl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,14 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.altup_layer import AltUpLayer
 from bulkrun.models.decoder.attention import Rotary
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layer_inputs import LayerInputEmbedding
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, empty_parameter
-from bulkrun.models.decoder.norms import RMSNorm, norm_of
+from bulkrun.models.decoder.norms import LayerNorm, RMSNorm, norm_of
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
+from bulkrun.models.decoder.residual_streams import BetweenBlocks, ResidualStreams, Streams
 from bulkrun.models.decoder.rotary_frequencies import query_growth, rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
 from bulkrun.models.decoder.sparse_mlp import SparseMLP
@@ -43,9 +45,10 @@ class Decoder(nn.Module):
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
         self.embed_norm = RMSNorm(config, config.hidden_size) if config.norms_embeddings else None
         self.embeds_in: torch.dtype | None = None  # what embeddings become, where it is not their weight's own dtype
-        layers = (DecoderLayer(config, layer) for layer in range(config.num_layers))
-        inputs = config.layer_inputs
+        layers = (_layer(config, layer) for layer in range(config.num_layers))
+        inputs, altup = config.layer_inputs, config.altup
         self.layer_inputs = None if inputs is None else LayerInputEmbedding(config, inputs)
+        self.streams = None if altup is None else ResidualStreams(config, altup)
         self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))  # which does not say of what
         self.norm = norm_of(config)
         self.lm_head: Linear | nn.Identity = Linear(config.hidden_size, config.vocab_size, bias=config.has_head_bias)
@@ -102,23 +105,34 @@ class Decoder(nn.Module):
         return self._block_by_block(residual_TE, step, kv_cache, logits_indices)
 
     def _block_by_block(
-        self, residual_TE: torch.Tensor, step: StepTokens, kv_cache: KVCache, kept: torch.Tensor | None
+        self, embeds_TE: torch.Tensor, step: StepTokens, kv_cache: KVCache, kept: torch.Tensor | None
     ) -> torch.Tensor:
         """Embeddings to hidden states; behind the last block that looks back at the step's own tokens `kept` alone."""
         blocks = [block for layer in self.layers for block in layer.blocks()]
         last_look = max(i for i, block in enumerate(blocks) if block.looks_back)
-        x_TE = blocks[0].norm(residual_TE)
+        residual: Any = embeds_TE if self.streams is None else self.streams(embeds_TE)
+        x_TE = blocks[0].norm(residual)
         for i, block in enumerate(blocks):
             x_TE = block.module(x_TE, step.beside(block), kv_cache, step.meta)
             if i == last_look and kept is not None:
-                x_TE, residual_TE = x_TE[kept], residual_TE[kept]
+                x_TE, residual = x_TE[kept], residual[kept]
                 if not x_TE.shape[0]:
                     return x_TE  # the middle of a prompt: no more than its keys and values was wanted
                 if self.config.shares_keys or step.inputs_LTU is not None:
                     step = step.only(kept)
-            next_norm = blocks[i + 1].norm if i + 1 < len(blocks) else self.norm
-            x_TE, residual_TE = next_norm.add(block.out(x_TE), residual_TE, block.scale)
+            next_norm = blocks[i + 1].norm if i + 1 < len(blocks) else self._last_norm
+            x_TE, residual = next_norm.add(block.out(x_TE), residual, block.scale)
         return x_TE
+
+    @property
+    def _last_norm(self) -> RMSNorm | LayerNorm | BetweenBlocks:
+        return self.norm if self.streams is None else BetweenBlocks(self._merge)
+
+    def _merge(self, found_TE: torch.Tensor, streams: Streams) -> torch.Tensor:
+        """Of several residual streams, behind the last block: their mean, normalized."""
+        assert self.streams is not None, "one stream needs no merging"
+        streams.tell_others(found_TE)
+        return self.norm(self.streams.merged(streams))
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample; `as_computed`: in the head's dtype if nothing follows it."""
@@ -179,3 +193,8 @@ class Decoder(nn.Module):
         if rope not in self._rotary_tables:
             self._rotary_tables[rope] = RotaryTable(inv_freq, rope.attention_factor, self.dtype)
         return Rotary(*self._rotary_tables[rope].rows(positions_T, num_positions), growth)
+
+
+def _layer(config: DecoderConfig, layer: int) -> DecoderLayer:
+    altup = config.altup
+    return DecoderLayer(config, layer) if altup is None else AltUpLayer(config, altup, layer)

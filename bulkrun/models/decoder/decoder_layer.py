@@ -23,6 +23,7 @@ from bulkrun.models.decoder.layers import MLP, PlainMLP, Scale, dense_mlp, empty
 from bulkrun.models.decoder.mamba import Mamba
 from bulkrun.models.decoder.mamba2 import Mamba2
 from bulkrun.models.decoder.norms import LayerNorm, NoNorm, NormOfBefore, RMSNorm, norm_of
+from bulkrun.models.decoder.residual_streams import BetweenBlocks
 from bulkrun.models.decoder.short_conv import ShortConv
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.kv_cache import KVCache
@@ -49,7 +50,7 @@ class AttentionBesideMamba2(nn.Module):
 class Block(NamedTuple):
     """One of the blocks around the residual stream: what it adds is `out(module(norm(residual)))`."""
 
-    norm: RMSNorm | LayerNorm | NoNorm | NormOfBefore
+    norm: RMSNorm | LayerNorm | NoNorm | NormOfBefore | BetweenBlocks
     module: nn.Module  # called with hidden states, its rotary embedding, the KV cache and the metadata of the step
     out: RMSNorm | LayerNorm | NoNorm | Scale
     rope: RopeConfig | None = None
@@ -124,7 +125,7 @@ def _attention(
 def _mlp(config: DecoderConfig, layer: int) -> MLP | PlainMLP | SparseMLP | DenseBesideExperts:
     moe, dense_size = config.moe, config.mlp_size(layer)
     if moe is None or not moe.sparse_layers[layer]:
-        return dense_mlp(config, dense_size)
+        return dense_mlp(config, dense_size, config.mlp_sparsity(layer))
     return DenseBesideExperts(config, dense_size) if moe.beside_mlp else SparseMLP(config)
 
 

@@ -24,12 +24,15 @@ class LayerInputEmbedding(nn.Module):
         self.weight = empty_parameter(inputs.vocab_size, width)
         self.projection = Linear(config.hidden_size, width)
         self.norm = RMSNorm(config, inputs.size)
-        self.size = inputs.size
+        self.size, self.vocab_size = inputs.size, inputs.vocab_size
+        self.is_for_all = inputs.vocab_size >= config.vocab_size
         self.projection_scale = config.hidden_size**-0.5
 
     def forward(self, input_ids_T: torch.Tensor, embeds_TE: torch.Tensor) -> torch.Tensor:
         """[T] and [T, E] -> [layers, T, U]."""
         projected_TLU = (self.projection(embeds_TE) * self.projection_scale).unflatten(-1, (-1, self.size))
+        if not self.is_for_all:
+            input_ids_T = torch.where(input_ids_T < self.vocab_size, input_ids_T, 0)
         table_TLU = F.embedding(input_ids_T, self.weight).to(embeds_TE.dtype).view(projected_TLU.shape)
         scale = torch.tensor(self.size**0.5, dtype=embeds_TE.dtype).item()  # rounded as the embeddings are
         mixed_TLU = self.norm(projected_TLU).add_(table_TLU.mul_(scale)).mul_(2.0**-0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -56,20 +57,23 @@ class Scale(nn.Module):
 class MLP(nn.Module):
     """The gated MLP, with fused gate and up."""
 
-    def __init__(self, config: DecoderConfig, size: int | None = None) -> None:
-        """`size`: its width, if that is not the config's."""
+    def __init__(self, config: DecoderConfig, size: int | None = None, sparsity: float = 0.0) -> None:
+        """`size`: its width, if that is not the config's. `sparsity`: the part of gates that is to be zero."""
         super().__init__()
         self.size = size = size or config.intermediate_size
         self.gate_up_proj = Linear(config.hidden_size, 2 * size, bias=config.mlp_bias)
         self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.gate = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
         self.gate_multiplier = 1.0 if config.multipliers is None else config.multipliers.mlp_gate
+        self.cut = NormalDist().inv_cdf(sparsity) if sparsity else None  # in standard deviations
 
     def forward(self, x_TE: torch.Tensor, *_step: object) -> torch.Tensor:
         """[T, E] -> [T, E]; what the step says of sequences plays no role."""
         gate_up_TI = self.gate_up_proj(x_TE)
         if self.gate_multiplier != 1.0:
             gate_up_TI[:, : self.size].mul_(self.gate_multiplier)
+        if self.cut is not None:  # rounded as the gates are: the models were trained with that
+            ops.cut_gates_(gate_up_TI[:, : self.size], torch.tensor(self.cut, dtype=x_TE.dtype).item())
         return self.down_proj(self.gate(gate_up_TI))
 
 
@@ -102,9 +106,9 @@ class PlainMLP(nn.Module):
         return self.down_proj(_ACTIVATIONS[self.activation](up_TI))
 
 
-def dense_mlp(config: DecoderConfig, size: int | None = None) -> MLP | PlainMLP:
+def dense_mlp(config: DecoderConfig, size: int | None = None, sparsity: float = 0.0) -> MLP | PlainMLP:
     """The family's kind."""
-    return MLP(config, size) if config.has_mlp_gates else PlainMLP(config, size)
+    return MLP(config, size, sparsity) if config.has_mlp_gates else PlainMLP(config, size)
 
 
 class ExpertLinear(nn.Module):

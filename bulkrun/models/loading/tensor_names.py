@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.altup_layer import AltUpLayer
 from bulkrun.models.decoder.attention import Attention
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
@@ -14,6 +15,7 @@ from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
 from bulkrun.models.decoder.norms import LayerNorm, RMSNorm
 from bulkrun.models.decoder.sparse_mlp import DenseBesideExperts, SparseMLP
 from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.loading.altup_names import altup_targets, stream_targets
 from bulkrun.models.loading.attention_names import attention_targets
 from bulkrun.models.loading.expert_names import expert_targets
 from bulkrun.models.loading.latent_names import latent_targets
@@ -102,6 +104,8 @@ def targets(model: Decoder, stored: Mapping[str, StoredTensor]) -> Iterator[tupl
         yield HEAD_BIAS, whole(model.lm_head.bias)
     if model.layer_inputs is not None:
         yield from embedding_targets(model.layer_inputs)
+    if model.streams is not None:
+        yield from stream_targets(model.streams, config)
     for i, layer in enumerate(model.layers):
         yield from _layer_targets(f"model.layers.{i}.", layer, config, stored)
 
@@ -112,6 +116,8 @@ def _layer_targets(
     parts = _PREFIXES.get(config.architecture, _Prefixes())
     yield from _norm_targets(prefix, layer, config)
     yield from layer_input_targets(prefix, layer, config)
+    if isinstance(layer, AltUpLayer):
+        yield from altup_targets(prefix, layer)
     if isinstance(layer.attention, Attention):
         yield from attention_targets(prefix + parts.attention, layer.attention, config)
     elif isinstance(layer.attention, AttentionBesideMamba2):

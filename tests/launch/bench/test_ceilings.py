@@ -52,6 +52,7 @@ def test_the_ceilings_of_public_shapes_are_those_of_the_table(
             "qwen3",
             "mixtral",
             "gpt_oss",
+            "gemma3n",
             "gemma4",
             "gemma4_moe",
             "gemma4_unified_whole_panels",

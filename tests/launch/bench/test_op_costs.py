@@ -126,6 +126,7 @@ def _mlp_weights(config: DecoderConfig) -> int:
             "granite_h",
             "lfm2",
             "falcon_h1",
+            "gemma3n",
             "gemma4",
             "gemma4_moe",
             "minicpm3",

@@ -49,6 +49,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "FalconH1ForCausalLM": {"mamba_n_heads": 8},
     "GPTJForCausalLM": {"rotary_dim": 8},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HeliumForCausalLM": {"num_attention_heads": 20, "hidden_size": 640},
     "JambaForCausalLM": {"num_hidden_layers": 6},

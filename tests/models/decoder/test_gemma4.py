@@ -1,4 +1,4 @@
-"""What Gemma 4 has and no other family: layers that differ in their heads, share keys and are told of tokens anew."""
+"""What Gemma 4 has, and in part 3n: layers that differ in their heads, share keys and are told of tokens anew."""
 
 from __future__ import annotations
 
@@ -154,35 +154,38 @@ def test_what_cannot_be_is_said(keys: dict[str, Any], message: str) -> None:
         read(**keys)
 
 
-def test_layers_that_share_keys_have_one_cache(tmp_path: Path) -> None:
-    config = load(tmp_path, "gemma4").config
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4"])
+def test_layers_that_share_keys_have_one_cache(variant: str, tmp_path: Path) -> None:
+    config = load(tmp_path, variant).config
     assert [kv.source for kv in config.layers_kv] == [0, 1, 2, 2, 1]
     cache = KVCache.allocate(config, 4, 8, torch.float32, "cpu")
     assert cache.k[3] is cache.k[2] and cache.v[4] is cache.v[1] and cache.k[0] is not cache.k[2]
     assert bytes_per_block(config, 8, torch.float32) == sum(one[0].nbytes for one in (*cache.k[:3], *cache.v[:3]))
 
 
-def test_files_may_have_keys_of_layers_that_share_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4"])
+def test_files_may_have_keys_of_layers_that_share_them(variant: str, tmp_path: Path) -> None:
     """As the published ones do; nothing reads them."""
-    path = save_tiny_model(tmp_path, "gemma4")
+    path = save_tiny_model(tmp_path, variant)
     stored = load_file(path / "model.safetensors")
     attention = "model.layers.3.self_attn."
     unused = {f"{attention}{name}.weight": torch.ones(3) for name in ("k_proj", "v_proj", "k_norm", "v_norm")}
     save_file(stored | unused, path / "model.safetensors", {"format": "pt"})
     tokens = random_tokens(40, seed=2)
     ours = whole_prompt_logits(load_model(path, dtype=torch.float32, device="cpu"), tokens)
-    torch.testing.assert_close(ours, transformers_logits("gemma4", tokens), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(ours, transformers_logits(variant, tokens), atol=tolerance_of(variant), rtol=0)
     wrong = {"model.layers.2.self_attn.v_norm.weight": torch.ones(3)}
     save_file(stored | wrong, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"no place for 1 of the tensors: model\.layers\.2\.self_attn\.v_norm"):
         load_model(path, dtype=torch.float32, device="cpu")
 
 
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4"])
 @pytest.mark.parametrize("shared", [0, 2])
 @torch.inference_mode()
-def test_prompt_tokens_end_where_no_layer_makes_keys_of_them(shared: int, tmp_path: Path) -> None:
+def test_prompt_tokens_end_where_no_layer_makes_keys_of_them(shared: int, variant: str, tmp_path: Path) -> None:
     """Behind it only those go on that are asked for, and they find what they would have found."""
-    model = load(tmp_path, "gemma4", num_kv_shared_layers=shared)
+    model = load(tmp_path, variant, num_kv_shared_layers=shared)
     tables, chunks = [[1, 2], [3], [4, 5]], [(20, 21), (0, 9), (0, 25)]
     seqs = [random_tokens(end, seed) for seed, (_, end) in enumerate(chunks)]
     cache = KVCache.allocate(model.config, 6, 16, torch.float32, "cpu")
@@ -239,7 +242,7 @@ def test_layers_in_one_call_end_prompts_there_too(deterministic: bool, tmp_path:
     assert step([]).shape == (0, 64)
 
 
-@pytest.mark.parametrize("variant", ["gemma4", "gemma4_moe"])
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4", "gemma4_moe"])
 def test_dummy_weights_keep_numbers_in_bounds(variant: str, tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, variant)
     (path / "model.safetensors").unlink()

@@ -99,6 +99,7 @@ def test_blocks_belong_to_one_text_each(tmp_path: Path, monkeypatch: pytest.Monk
             "lfm2",
             "nemotron_h",
             "falcon_h1",
+            "gemma3n",
             "gemma4",
             "olmo_hybrid",
             "minicpm3",
@@ -131,7 +132,7 @@ def test_a_scratch_cache_grows_with_tokens_and_its_states_with_texts(
     assert made == [6, 1, 2, 3], "blocks of 8 with the null block, then rows"
 
 
-@pytest.mark.parametrize("variant", known(["qwen3", "gemma4", "gemma4_whole_panels", "minicpm3", "cohere2"]))
+@pytest.mark.parametrize("variant", known(["qwen3", "gemma3n", "gemma4", "gemma4_whole_panels", "minicpm3", "cohere2"]))
 @torch.inference_mode()
 def test_kept_tokens_are_those_of_the_whole(variant: str, tmp_path: Path) -> None:
     one = encoder(save_tiny_model(tmp_path, variant))

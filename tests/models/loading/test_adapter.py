@@ -61,6 +61,8 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("llama", {"target_modules": QKV, "modules_to_save": ["embed_tokens", "lm_head", "input_layernorm", "norm"]}),
         ("gemma3", {"target_modules": QKV, "modules_to_save": ["input_layernorm"]}),  # norms with an offset
         ("gemma3", ALL),
+        ("gemma3n", ALL | {"modules_to_save": ["post_laurel_norm", "router_norm"]}),
+        ("gemma3n", {"target_modules": ["altup_projections.1", "prediction_coefs", "linear_left"]}),
         ("gemma4", ALL | {"modules_to_save": ["post_per_layer_input_norm"]}),
         ("gemma4_moe", {"target_modules": [*QKV, "gate_proj"], "use_dora": True}),
         ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),

@@ -48,8 +48,8 @@ def products(model: torch.nn.Module) -> list[Linear | ExpertLinear]:
 @pytest.mark.parametrize(
     "variant",
     ["llama_tied", "llama_biases", "qwen3", "gemma2", "granite_biases_tied", "phi3", "qwen3_moe", "mixtral", "gpt_oss",
-     "qwen3_5", "nemotron_h", "lfm2", "gemma4_whole_panels", "minicpm3", "cohere2", "apertus", "afmoe",
-     "gpt_neox_whole", "stablelm"],
+     "qwen3_5", "nemotron_h", "lfm2", "gemma3n_whole_panels", "gemma4_whole_panels", "minicpm3", "cohere2", "apertus",
+     "afmoe", "gpt_neox_whole", "stablelm"],
 )  # fmt: skip
 def test_numbers_are_those_of_float32_weights(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_tiny_model(tmp_path / variant, variant, dtype=torch.bfloat16, **WHOLE_PANELS)

@@ -25,6 +25,7 @@ pytestmark = [
         "qwen3",
         "gemma2",
         "gemma3",
+        "gemma3n",
         "gemma4",
         "gemma4_moe",
         "olmo2",
