@@ -16,10 +16,6 @@ from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapted_model import add_to_model
 from bulkrun.models.loading.adapter import Adapter
 
-_NAMES_OF_TEXT_PART = {
-    r"^(model\.language_model|language_model\.model)\.": "model.",
-    r"^language_model\.lm_head\.": "lm_head.",
-}
 _FIX_OF_HEAD = (
     "neither the model nor its adapter has them: train the adapter with that module in modules_to_save or, where it is "
     "no part of the head, download the model again"
@@ -67,19 +63,6 @@ def stored_config(path: Path) -> PreTrainedConfig:
     """What transformers reads in config.json. Raises whatever it raises."""
     config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     return config
-
-
-def decoder_config(path: Path) -> tuple[PreTrainedConfig, dict[str, str]]:
-    """As `stored_config`, and nothing; of a model with towers for images or sound that of the decoder of text alone.
-
-    And for such a model how its tensors are renamed (patterns), in both ways in which checkpoints name them.
-    """
-    whole = stored_config(path)
-    text = whole.get_text_config()
-    if text is whole:
-        return whole, {}
-    text.tie_word_embeddings = whole.tie_word_embeddings  # as the whole model does
-    return text, _NAMES_OF_TEXT_PART
 
 
 @torch.no_grad()

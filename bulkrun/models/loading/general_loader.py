@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
-from bulkrun.models.loading.from_transformers import (
-    decoder_config,
-    no_reports,
-    own_weights,
-    random_model,
-    stored_model,
-)
+from bulkrun.models.loading.from_transformers import own_weights, random_model, stored_config, stored_model
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
@@ -62,14 +55,13 @@ def load_general_model(path: Path, config: ModelConfig, files: list[Path], optio
 
 
 def _transformers_model(path: Path, architecture: str, files: list[Path], options: LoadOptions) -> PreTrainedModel:
-    """The model with our attention in it; of one that sees or hears the decoder alone."""
-    config, renamed = decoder_config(path)
+    """The model with our attention in it."""
+    config = stored_config(path)
     known = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else getattr(transformers, architecture)
     how: dict[str, Any] = {"config": config, "attn_implementation": ATTENTION_NAME}
     if not files:
         return random_model(known, path, options.dtype, options.device, **how)
-    with no_reports() if renamed else nullcontext():  # of all tensors that are not the text's
-        return stored_model(known, path, options.dtype, adapter=options.adapter, key_mapping=renamed or None, **how)
+    return stored_model(known, path, options.dtype, adapter=options.adapter, **how)
 
 
 def _reason(error: Exception) -> str:
