@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from bulkrun.models.config.delta_net import DeltaNetConfig
@@ -9,28 +11,20 @@ from bulkrun.models.config.mamba import MambaConfig
 from bulkrun.models.config.mamba2 import Mamba2Config
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
-from bulkrun.models.decoder.attention import Attention
+from bulkrun.models.decoder.compiled_mixers import matrix_of, mixer_weights
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderLayer
-from bulkrun.models.decoder.gated_delta_net import GatedDeltaNet
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
 from bulkrun.models.decoder.mamba import Mamba
-from bulkrun.models.decoder.mamba2 import Mamba2
-from bulkrun.models.decoder.norms import HeadQKNorm, LayerNorm, NormOfBefore, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.norms import LayerNorm, NormOfBefore, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
-from bulkrun.models.decoder.short_conv import ShortConv
-from bulkrun.ops.cpu.attention_mixer import AttentionWeights
 from bulkrun.ops.cpu.layer_stack import LayerStack, can_stack
 from bulkrun.ops.cpu.layer_weights import Heads, InputWeights, LayerWeights, StackSizes
 from bulkrun.ops.cpu.panel_linear import PANEL
-from bulkrun.ops.cpu.stack_memory import PAD, Matrix
+from bulkrun.ops.cpu.stack_memory import PAD
 from bulkrun.ops.cpu.state_mixers import (
-    DeltaNetWeights,
-    Mamba2Weights,
-    ShortConvWeights,
-    StateWeights,
     can_mix_delta_net,
     can_mix_mamba2,
     can_mix_short_conv,
@@ -61,7 +55,7 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.has_sinks
         or config.qkv_limit is not None
         or config.gates_heads
-        or config.mlp_alone is not None
+        or any(config.mlp_alone or ())
         or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
         or config.qk_norm in ("turned_head", "centered_head")
         or config.attends_beside_states
@@ -147,26 +141,29 @@ def _weights(
     layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
-    assert attention is not None and isinstance(mlp, MLP | PlainMLP), "neither mixtures nor MLPs alone are stacked"
+    assert attention is not None and isinstance(mlp, MLP | PlainMLP | None), "neither mixtures nor MLPs alone"
     assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention | Mamba), "not stacked"
-    rotary = None if rope is None else ropes.index(rope)
-    mixer = (
-        _attention(attention, config, rotary) if isinstance(attention, Attention) else _with_state(attention, config)
-    )
-    return LayerWeights(
+    weights = LayerWeights(
         input_norm=_norm(layer.input_norm),
-        mixer=mixer,
-        o=_matrix(attention.o_proj),
+        mixer=mixer_weights(attention, config, None if rope is None else ropes.index(rope)),
+        o=matrix_of(attention.o_proj),
         mixer_out_norm=_norm(layer.attention_out),
-        mlp_norm=_norm(layer.mlp_norm),
-        gate_up=_matrix(mlp.gate_up_proj if isinstance(mlp, MLP) else mlp.up_proj),
-        down=_matrix(mlp.down_proj),
-        intermediate_size=mlp.size,
-        mlp_out_norm=_norm(layer.mlp_out),
         inputs=_inputs(layer),
         scale=1.0 if layer.scale is None else layer.scale.item(),
-        xielu=_xielu(mlp),
         input_bias=_bias(layer.input_norm),
+    )
+    return weights if mlp is None else _with_mlp(weights, layer, mlp)
+
+
+def _with_mlp(weights: LayerWeights, layer: DecoderLayer, mlp: MLP | PlainMLP) -> LayerWeights:
+    return replace(
+        weights,
+        mlp_norm=_norm(layer.mlp_norm),
+        gate_up=matrix_of(mlp.gate_up_proj if isinstance(mlp, MLP) else mlp.up_proj),
+        down=matrix_of(mlp.down_proj),
+        intermediate_size=mlp.size,
+        mlp_out_norm=_norm(layer.mlp_out),
+        xielu=_xielu(mlp),
         mlp_bias=_bias(layer.mlp_norm),
     )
 
@@ -183,52 +180,7 @@ def _inputs(layer: DecoderLayer) -> InputWeights | None:
     return (
         None
         if mlp is None or norm is None
-        else InputWeights(_matrix(mlp.gate_proj), _matrix(mlp.out_proj), norm.weight)
-    )
-
-
-def _attention(attention: Attention, config: DecoderConfig, rotary: int | None) -> AttentionWeights:
-    qk_norm = attention.qk_norm
-    return AttentionWeights(
-        qkv=_matrix(attention.qkv_proj),
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        qk_norm=qk_norm.weight_ND if isinstance(qk_norm, HeadQKNorm) else None,
-        projection_norms=(qk_norm.q.weight, qk_norm.k.weight) if isinstance(qk_norm, ProjectionQKNorm) else None,
-        sliding_window=attention.sliding_window,
-        rotary=rotary,
-        has_own_keys=attention.has_own_keys,
-        keys_are_values=attention.keys_are_values,
-        norms_values=config.norms_values and attention.has_own_keys,
-    )
-
-
-def _with_state(module: GatedDeltaNet | Mamba2 | ShortConv, config: DecoderConfig) -> StateWeights:
-    if isinstance(module, GatedDeltaNet):
-        return _delta_net(module, config)
-    if isinstance(module, ShortConv):
-        return ShortConvWeights(_matrix(module.in_proj), module.conv, module.conv_bias)
-    assert module.norm is not None, "Mamba 2 without a norm is beside attention"
-    return Mamba2Weights(
-        _matrix(module.in_proj), module.conv, module.conv_bias, module.norm.weight, module.a_log, module.dt_bias,
-        module.d,
-    )  # fmt: skip
-
-
-def _delta_net(net: GatedDeltaNet, config: DecoderConfig) -> DeltaNetWeights:
-    sizes = config.recurrence
-    assert isinstance(sizes, DeltaNetConfig), "only models that say so have delta nets"
-    return DeltaNetWeights(
-        qkvz=_matrix(net.qkvz_proj),
-        ba=_matrix(net.ba_proj),
-        conv=net.conv,
-        norm=net.norm.weight,
-        a_log=net.a_log,
-        dt_bias=net.dt_bias,
-        num_key_heads=sizes.num_key_heads,
-        key_size=sizes.key_head_dim,
-        beta_scale=net.beta_scale,
-        norm_eps=net.norm.eps,
+        else InputWeights(matrix_of(mlp.gate_proj), matrix_of(mlp.out_proj), norm.weight)
     )
 
 
@@ -240,12 +192,3 @@ def _norm(module: object) -> torch.Tensor | None:
 def _bias(module: object) -> torch.Tensor | None:
     module = module.norm if isinstance(module, NormOfBefore) else module
     return module.bias if isinstance(module, LayerNorm) else None
-
-
-def _matrix(linear: Linear | Int8Linear | FourBitLinear) -> Matrix:
-    if isinstance(linear, FourBitLinear):
-        return Matrix(linear.four_bit_weight, linear.bias)
-    if isinstance(linear, Int8Linear):
-        return Matrix(linear.int8_weight, linear.bias)
-    weight = linear.weight.data
-    return Matrix(weight.to_dense() if weight.is_mkldnn else weight, linear.bias)

@@ -4,7 +4,7 @@
 // A layer begins with its mixer, which has a file of its own: block by block it projects the normed rows (`begin`), then
 // all threads together mix the tokens of all blocks (`mix`), and the output projection multiplies what that gives
 // (`mixed`). The product is added to the residual stream; so is, after another norm, what the MLP makes of it. Of some
-// models the MLP stands beside the mixer, and takes what that took.
+// models the MLP stands beside the mixer, and takes what that took; some layers have none.
 
 #include "attention_mixer.h"
 #include "delta_net_mixer.h"
@@ -72,12 +72,9 @@ struct LayerStack : BlockProducts<T> {
         const Mixed<T> mixed = mixed_by(layer);
         T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
         this->multiply(mixed.rows + block.first * mixed.stride, mixed.stride, layer.o, out, size, block, to_residual);
-        const Norm before_mlp = {layer.mlp_norm, layer.mlp_bias};
-        if (s.is_beside) add_beside(out, before_mlp, x, block);
-        else add_norm(out, layer.mixer_out_norm, before_mlp, x, x_stride, block);
-        run_mlp(layer, x, out, block);
-        if (layer.input_gate.panels) take_inputs(i, x, out, block);
-        const void* out_norm = layer.input_gate.panels ? layer.input_out_norm : layer.mlp_out_norm;
+        const void* out_norm = layer.mixer_out_norm;
+        if (layer.down.panels) out_norm = add_mlp(layer, x, out, block);
+        if (layer.input_gate.panels) out_norm = take_inputs(i, x, out, block);
         if (!is_last) return add_norm(out, out_norm, before_mixer(i + 1), x, x_stride, block, layer.scale);
         const Norm last = {s.last_norm, s.last_bias};
         add_norm(out, out_norm, last, (T*)s.hidden + block.first * size, size, block, layer.scale);
@@ -140,6 +137,15 @@ struct LayerStack : BlockProducts<T> {
         this->meet(block);
     }
 
+    // What the mixer found to the residual stream, and to `out` what the MLP makes of that; returns the norm behind it.
+    const void* add_mlp(const Layer& layer, T* x, T* out, const Block& block) const {
+        const Norm before = {layer.mlp_norm, layer.mlp_bias};
+        if (s.is_beside) add_beside(out, before, x, block);
+        else add_norm(out, layer.mixer_out_norm, before, x, x_stride, block);
+        run_mlp(layer, x, out, block);
+        return layer.mlp_out_norm;
+    }
+
     // To the residual stream comes what the mixer found; to `x` the norm of what it was before, once more.
     void add_beside(T* out, const Norm& by, T* x, const Block& block) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
@@ -150,8 +156,8 @@ struct LayerStack : BlockProducts<T> {
         this->meet(block);
     }
 
-    // The MLP's part to the residual stream, and to `out` what the layer's inputs make of that.
-    void take_inputs(long i, T* x, T* out, const Block& block) const {
+    // The MLP's part to the residual stream, and to `out` what the layer's inputs make of that; returns the norm behind it.
+    const void* take_inputs(long i, T* x, T* out, const Block& block) const {
         const Layer& layer = s.layers[i];
         const long width = s.input_size;
         add_norm(out, layer.mlp_out_norm, {nullptr, nullptr}, x, x_stride, block);
@@ -165,6 +171,7 @@ struct LayerStack : BlockProducts<T> {
         }
         this->meet(block);
         this->multiply(gated, width, layer.input_out, out, size, block, to_residual);
+        return layer.input_out_norm;
     }
 
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {

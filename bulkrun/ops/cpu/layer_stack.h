@@ -12,7 +12,7 @@ enum MixerKind { ATTENTION, DELTA_NET, SHORT_CONV, MAMBA2 };
 struct Layer {
     const void* mixer;  // an AttentionLayer or whatever its kind has
     int64_t mixer_kind;
-    Matrix o, gate_up, down;                    // gate_up: ups alone, where MLPs have no gates
+    Matrix o, gate_up, down;                    // gate_up: ups alone, where MLPs have no gates; no panels: no MLP
     const void *input_norm, *mlp_norm;          // before mixer and MLP; null: none
     const void *mixer_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
     const void *input_bias, *mlp_bias;          // of layer norms before mixer and MLP; null: none

@@ -1,7 +1,7 @@
 """Every layer of a decoder over a step in one compiled call. Knows weights and sizes; knows no module.
 
 Between the ops of a narrow step more time goes by than in them. Here a layer has attention (`attention_mixer`) or what
-keeps a state (`state_mixers`), and a dense gated MLP, with norms before them, after them or both; its weights are in
+keeps a state (`state_mixers`), and a dense MLP or none, with norms before them, after them or both; its weights are in
 panels of columns (panels.h), which the call reads from end to end: the panels that products op by op read
 (`panel_linear`), or a copy.
 """
@@ -100,7 +100,7 @@ class LayerStack:
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
             last_norm=self._memory.keep(last_norm), num_layers=len(layers), widest=widest(layers, sizes),
             last_bias=None if last_bias is None else self._memory.keep(last_bias), widest_gated=rows["gated"],
-            head_dim=max(one.head_dim for one in mixers if isinstance(one, AttentionWeights)),
+            head_dim=max((one.head_dim for one in mixers if isinstance(one, AttentionWeights)), default=0),
             last_full=max(i for i, layer in enumerate(layers) if layer.is_full),
             eps=sizes.eps, scale=sizes.scale, soft_cap=sizes.soft_cap or 0.0,
             residual_multiplier=sizes.residual_multiplier, activation=ACTIVATIONS.index(sizes.activation),
@@ -145,7 +145,7 @@ class LayerStack:
         states: of each layer that keeps some; [R, W - 1, C] of the layers' dtype, and where heads have matrices
         [R, H, D, V] of float32, contiguous. inputs_LTU: contiguous, where layers are told of tokens anew.
         """
-        assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
+        assert residual_TE.is_contiguous() and all(self.takes(residual_TE, cache.dtype) for cache in k_caches[:1])
         hidden_TE = torch.empty_like(residual_TE if kept is None else residual_TE[: len(kept)])
         self._set_caches(k_caches, v_caches)
         self._set_states(states, meta)
@@ -153,8 +153,7 @@ class LayerStack:
             entry.cos, entry.sin, entry.dim = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
         stack = self._stack
         stack.residual, stack.hidden, stack.num_tokens = residual_TE.data_ptr(), hidden_TE.data_ptr(), len(residual_TE)
-        stack.block_size, stack.num_threads = k_caches[0].shape[1], torch.get_num_threads()
-        stack.has_fp8_cache = k_caches[0].dtype == FP8
+        stack.num_threads = torch.get_num_threads()
         self._memory.make_room(stack, len(residual_TE))
         set_step(stack, meta)
         self._set_copies(meta.kv_copies)
@@ -167,6 +166,7 @@ class LayerStack:
         attention = [mixer for mixer in self._mixers if isinstance(mixer, AttentionLayer)]
         for mixer, k_cache, v_cache in zip(attention, k_caches, v_caches, strict=True):
             mixer.k_cache, mixer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+            self._stack.block_size, self._stack.has_fp8_cache = k_cache.shape[1], k_cache.dtype == FP8
 
     def _set_states(self, states: Sequence[Sequence[torch.Tensor]], meta: AttentionMetadata) -> None:
         with_states, rows_S = [mixer for mixer in self._mixers if mixer.states], meta.rows_S
@@ -193,15 +193,18 @@ class LayerStack:
             "mixer_out_norm": layer.mixer_out_norm, "mlp_out_norm": layer.mlp_out_norm,
             "input_bias": layer.input_bias, "mlp_bias": layer.mlp_bias,
         }  # fmt: skip
-        memory, inputs = self._memory, {}
+        memory = self._memory
+        matrices = {"o": memory.matrix(layer.o)}
         if layer.inputs is not None:
             norms["input_out_norm"] = layer.inputs.out_norm
-            inputs = {"input_gate": memory.matrix(layer.inputs.gate), "input_out": memory.matrix(layer.inputs.out)}
+            matrices |= {"input_gate": memory.matrix(layer.inputs.gate), "input_out": memory.matrix(layer.inputs.out)}
+        if layer.gate_up is not None and layer.down is not None:
+            gate_up = _padded_halves(layer.gate_up, layer.intermediate_size)
+            matrices |= {"gate_up": memory.matrix(gate_up), "down": memory.matrix(layer.down)}
         return _Layer(
-            mixer=ctypes.addressof(mixer), mixer_kind=layer.mixer.kind, o=memory.matrix(layer.o),
-            gate_up=memory.matrix(_padded_halves(layer.gate_up, layer.intermediate_size)),
-            down=memory.matrix(layer.down), intermediate_size=layer.intermediate_size, scale=layer.scale,
-            above=layer.xielu[0], below=layer.xielu[1], **inputs,
+            mixer=ctypes.addressof(mixer), mixer_kind=layer.mixer.kind, **matrices,
+            intermediate_size=layer.intermediate_size, scale=layer.scale,
+            above=layer.xielu[0], below=layer.xielu[1],
             **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
         )  # fmt: skip
 

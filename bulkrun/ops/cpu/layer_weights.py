@@ -27,18 +27,18 @@ class InputWeights(NamedTuple):
 class LayerWeights:
     """One layer: what mixes tokens in it, and gates and ups in one matrix, or whole words of ups alone.
 
-    Norms that are None it has not.
+    Norms that are None it has not, nor an MLP whose matrices are.
     """
 
     input_norm: torch.Tensor | None  # [E]
     mixer: AttentionWeights | StateWeights
     o: Matrix
     mixer_out_norm: torch.Tensor | None  # [E]
-    mlp_norm: torch.Tensor | None  # [E]
-    gate_up: Matrix
-    down: Matrix
-    intermediate_size: int
-    mlp_out_norm: torch.Tensor | None  # [E]
+    mlp_norm: torch.Tensor | None = None  # [E]
+    gate_up: Matrix | None = None
+    down: Matrix | None = None
+    intermediate_size: int = 0
+    mlp_out_norm: torch.Tensor | None = None  # [E]
     inputs: InputWeights | None = None
     scale: float = 1.0  # of the residual stream behind the layer
     xielu: tuple[float, float] = (0.0, 0.0)  # factors of that activation
@@ -49,7 +49,8 @@ class LayerWeights:
     def matrices(self) -> tuple[Matrix, ...]:
         """Those that are read for every token."""
         of_inputs = () if self.inputs is None else (self.inputs.gate, self.inputs.out)
-        return self.mixer.matrix, self.o, self.gate_up, self.down, *of_inputs
+        found = (self.mixer.matrix, self.o, self.gate_up, self.down, *of_inputs)
+        return tuple(matrix for matrix in found if matrix is not None)
 
     @property
     def is_full(self) -> bool:
@@ -94,8 +95,8 @@ def widest(layers: Sequence[LayerWeights], sizes: StackSizes) -> int:
 def row_sizes(layers: Sequence[LayerWeights], sizes: StackSizes) -> dict[str, int]:
     """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
     attention, with_states = _mixers(layers)
-    width, most = sizes.num_heads * max(one.head_dim for one in attention), widest(layers, sizes)
-    qkv = max((sizes.num_heads + 2 * one.num_kv_heads) * one.head_dim for one in attention)
+    width, most = sizes.num_heads * max((one.head_dim for one in attention), default=0), widest(layers, sizes)
+    qkv = max(((sizes.num_heads + 2 * one.num_kv_heads) * one.head_dim for one in attention), default=0)
     inner = max(sizes.input_size, *(layer.intermediate_size for layer in layers))
     rows = {
         "x": sizes.hidden_size + -sizes.hidden_size % PAD,

@@ -29,6 +29,7 @@ STACKED = [
     "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2", "apertus",
     "arcee_whole", "falcon", "falcon_new", "gpt_neox_whole", "nanochat", "nemotron", "olmo", "stablelm",
 ]  # fmt: skip
+STATES_ALONE = ["mamba2"]
 NOT_STACKED = [
     "qwen3_moe",
     "mixtral",
@@ -41,6 +42,8 @@ NOT_STACKED = [
     "olmo_limit",
     "stablelm_beside",
     "starcoder2",
+    "jamba",
+    "mamba",
 ]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
@@ -86,7 +89,7 @@ def prompt_logits(model: Decoder, tokens: list[int], kv_dtype: torch.dtype | Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", STACKED)
+@pytest.mark.parametrize("variant", STACKED + STATES_ALONE)
 def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = load(tmp_path, variant, dtype)
     assert isinstance(model.layer_stack, LayerStack)
@@ -138,7 +141,7 @@ def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2", "apertus", "gpt_neox_whole"])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2", "apertus", "gpt_neox_whole", *STATES_ALONE])
 def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_threads: int, tmp_path: Path) -> None:
     model, reference = load(tmp_path, variant, torch.float32), make_tiny_model(variant)
     before = torch.get_num_threads()
@@ -155,7 +158,10 @@ def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_
 
 @pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus", "falcon_new"])
+@pytest.mark.parametrize(
+    "variant",
+    ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus", "falcon_new"],
+)
 def test_two_threads_give_the_bits_of_one(
     variant: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
@@ -224,15 +230,16 @@ def test_families_with_other_layers_go_op_by_op(variant: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("variant", ["llama_whole_panels"])
 def test_steps_of_any_width_share_the_panels_of_the_products(
-    num_threads: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, num_threads: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_layers, "_MAX_COPIED_BYTES", 0)
-    model, before = load(tmp_path, "llama_whole_panels", dtype), torch.get_num_threads()
+    model, before = load(tmp_path, variant, dtype), torch.get_num_threads()
     if model.lm_head.weight.ndim == 2:
         pytest.skip("this processor has no AVX-512")
     assert model.layer_stack is not None
-    reference = make_tiny_model("llama_whole_panels")
+    reference = make_tiny_model(variant)
     torch.set_num_threads(num_threads)
     try:
         for length in (1, 16, 33, 127, 129, 255, 256, 257, 400, 511):

@@ -22,7 +22,7 @@ from tests.models.tiny_models import save_tiny_model
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 BLOCK_SIZE, ROWS = 8, [5, 0, 3]
 LFM2 = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "block_auto_adjust_ff_dim": False}
-VARIANTS = {"qwen3_5": {}, "lfm2_biases": LFM2, "granite_h": {}}
+VARIANTS = {"qwen3_5": {}, "lfm2_biases": LFM2, "granite_h": {}, "mamba2": {}}
 CHUNKS = [(13, 14), (0, 9), (4, 26)]  # of three sequences: one decodes, one begins, one goes on with its prompt
 
 
@@ -135,7 +135,10 @@ def test_heads_that_are_not_compiled_go_op_by_op(sizes: tuple[int, int, int], tm
     assert (model.layer_stack is not None) == (sizes == (32, 18, 4))
 
 
-@pytest.mark.parametrize(("variant", "changes"), [("lfm2", {}), ("granite_h", {"mamba_n_heads": 8})])
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [("lfm2", {}), ("granite_h", {"mamba_n_heads": 8})],
+)
 def test_sizes_that_fill_no_words_go_op_by_op(variant: str, changes: dict[str, int], tmp_path: Path) -> None:
     """Of LFM2 48 channels, of Granite heads of 12 dimensions."""
     path = save_tiny_model(tmp_path, variant, **changes)
