@@ -328,7 +328,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "JambaForCausalLM",
         _JAMBA | {"num_experts": 1, "mamba_dt_rank": "auto", "mamba_conv_bias": False, "mamba_proj_bias": True},
     ),
+    "jamba_whole_panels": (
+        "JambaForCausalLM",
+        _JAMBA
+        | {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_experts": 1, "vocab_size": 160},
+    ),
     "mamba": ("MambaForCausalLM", _MAMBA),
+    "mamba_whole_panels": (
+        "MambaForCausalLM",
+        _MAMBA | {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160},
+    ),
     "mamba2": (
         "Mamba2ForCausalLM",
         {"num_heads": 6, "head_dim": 16, "state_size": 16, "n_groups": 2, "tie_word_embeddings": False},

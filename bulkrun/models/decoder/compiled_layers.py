@@ -17,18 +17,13 @@ from bulkrun.models.decoder.decoder_layer import AttentionBesideMamba2, DecoderL
 from bulkrun.models.decoder.kimi_delta_net import KimiDeltaNet
 from bulkrun.models.decoder.latent_attention import LatentAttention
 from bulkrun.models.decoder.layers import MLP, Linear, PlainMLP
-from bulkrun.models.decoder.mamba import Mamba
 from bulkrun.models.decoder.norms import LayerNorm, NormOfBefore, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.ops.cpu.layer_stack import LayerStack, can_stack
 from bulkrun.ops.cpu.layer_weights import Heads, InputWeights, LayerWeights, StackSizes
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import PAD
-from bulkrun.ops.cpu.state_mixers import (
-    can_mix_delta_net,
-    can_mix_mamba2,
-    can_mix_short_conv,
-)
+from bulkrun.ops.cpu.state_mixers import can_mix_delta_net, can_mix_mamba, can_mix_short_conv
 from bulkrun.ops.xielu import factors
 
 _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more takes so long that calls do not count
@@ -59,7 +54,6 @@ def _has_others(config: DecoderConfig) -> bool:
         or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
         or config.qk_norm in ("turned_head", "centered_head")
         or config.attends_beside_states
-        or isinstance(config.recurrence, MambaConfig)
         or config.latent is not None
         or config.altup is not None
         or not _are_whole(config)
@@ -89,7 +83,9 @@ def _can_mix(config: DecoderConfig) -> bool:
     if isinstance(kind, DeltaNetConfig):
         return can_mix_delta_net(kind.num_value_heads, kind.key_head_dim, kind.value_head_dim)
     if isinstance(kind, Mamba2Config):
-        return can_mix_mamba2(kind.num_heads, kind.state_size, kind.head_dim)
+        return can_mix_mamba(kind.num_heads, kind.state_size, kind.head_dim)
+    if isinstance(kind, MambaConfig):
+        return can_mix_mamba(*kind.matrix_shape)
     return kind is None or can_mix_short_conv(config.hidden_size)
 
 
@@ -111,7 +107,7 @@ def _are_suitable_linears(model: Decoder) -> bool:
 
 def _is_wide(name: str) -> bool:
     """Whether a module of this name is one of the products that take a layer's time."""
-    return name.endswith("_proj") and not name.endswith("ba_proj")
+    return name.endswith("_proj") and not name.endswith(("ba_proj", "x_proj", "dt_proj"))
 
 
 def _has_packed_gates(layer: DecoderLayer) -> bool:
@@ -142,7 +138,7 @@ def _weights(
 ) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None and isinstance(mlp, MLP | PlainMLP | None), "neither mixtures nor MLPs alone"
-    assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention | Mamba), "not stacked"
+    assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention), "not stacked"
     weights = LayerWeights(
         input_norm=_norm(layer.input_norm),
         mixer=mixer_weights(attention, config, None if rope is None else ropes.index(rope)),

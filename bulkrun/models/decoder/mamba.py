@@ -50,11 +50,11 @@ class Mamba(nn.Module):
         dt_TR, b_TN, c_TN = (norm(part) for norm, part in zip(self.norms, low, strict=True))
         out_TC = ops.selective_scan(
             x_TC, self.dt_proj(dt_TR), b_TN, c_TN, gate_TC,
-            self._rates(), self.dt_bias, self.d, state.matrix_RHDV, meta,
+            self.rates(), self.dt_bias, self.d, state.matrix_RHDV, meta,
         )  # fmt: skip
         return self.o_proj(out_TC)
 
-    def _rates(self) -> torch.Tensor:
+    def rates(self) -> torch.Tensor:
         """By how much each number of a channel is forgotten, made once: the first step of any kind runs uncaptured."""
         if self._rate_NC is None:
             self._rate_NC = -self.a_log.data.exp()

@@ -30,7 +30,7 @@ struct DeltaNetMixer : BlockProducts<T> {
 
     void begin(const DeltaNetLayer& layer, const T* x, const Block& block) const {
         project(x, layer.qkvz, (T*)s.projected, layer.columns(), block);
-        project(x, layer.ba, (T*)s.ba, 2 * layer.num_heads, block);
+        project(x, layer.ba, (T*)s.narrow, 2 * layer.num_heads, block);
     }
 
     // Brings the sequences' states up to this step's last tokens: in the last layer too each token counts.
@@ -57,7 +57,7 @@ struct DeltaNetMixer : BlockProducts<T> {
     }
 
     DeltaRule rule_of(const DeltaNetLayer& layer) const {
-        return {s.convolved, s.ba, layer.a_log, layer.dt_bias, layer.delta_state, s.corrected, s.rows, s.cu_seqlens_q,
+        return {s.convolved, s.narrow, layer.a_log, layer.dt_bias, layer.delta_state, s.corrected, s.rows, s.cu_seqlens_q,
                 s.context_lens, layer.conv_dim(), 2 * layer.num_heads, layer.num_heads, layer.num_key_heads,
                 layer.size, layer.value_size, 1, s.num_seqs, s.num_tokens, layer.norm_eps, layer.beta_scale, s.num_threads};
     }

@@ -11,6 +11,7 @@
 #include "gated.h"
 #include "layer_loop.h"
 #include "mamba2_mixer.h"
+#include "mamba_mixer.h"
 #include "short_conv_mixer.h"
 #include "struct_layout.h"
 
@@ -30,6 +31,7 @@ struct LayerStack : BlockProducts<T> {
     const DeltaNetMixer<T> delta_net;
     const ShortConvMixer<T> short_conv;
     const Mamba2Mixer<T> mamba2;
+    const MambaMixer<T, N> mamba;
 
     explicit LayerStack(const Stack& s)
         : BlockProducts<T>{s.bytes, s.row_scales, round_up(s.widest, BYTE_PAD)},
@@ -40,7 +42,8 @@ struct LayerStack : BlockProducts<T> {
           attention(s, *this),
           delta_net(s, *this),
           short_conv(s, *this),
-          mamba2(s, *this) {}
+          mamba2(s, *this),
+          mamba(s, *this) {}
 
     void run() const { run_layers<W>(*this); }
 
@@ -88,6 +91,7 @@ struct LayerStack : BlockProducts<T> {
             case DELTA_NET: return use(delta_net, *(const DeltaNetLayer*)layer.mixer);
             case SHORT_CONV: return use(short_conv, *(const ShortConvLayer*)layer.mixer);
             case MAMBA2: return use(mamba2, *(const Mamba2Layer*)layer.mixer);
+            case MAMBA: return use(mamba, *(const MambaLayer*)layer.mixer);
             default: return use(attention, *(const AttentionLayer*)layer.mixer);
         }
     }
@@ -219,6 +223,7 @@ EXPORT_LAYOUT(AttentionLayer, norms_values)
 EXPORT_LAYOUT(DeltaNetLayer, out_norm_eps)
 EXPORT_LAYOUT(ShortConvLayer, num_taps)
 EXPORT_LAYOUT(Mamba2Layer, num_taps)
+EXPORT_LAYOUT(MambaLayer, norm_eps)
 EXPORT_LAYOUT(Layer, below)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)

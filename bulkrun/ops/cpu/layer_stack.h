@@ -7,7 +7,7 @@
 constexpr int PAD = 32;  // numbers
 
 // A mixer is what brings the tokens of a sequence together: attention, or what stands in its place.
-enum MixerKind { ATTENTION, DELTA_NET, SHORT_CONV, MAMBA2 };
+enum MixerKind { ATTENTION, DELTA_NET, SHORT_CONV, MAMBA2, MAMBA };
 
 struct Layer {
     const void* mixer;  // an AttentionLayer or whatever its kind has
@@ -32,13 +32,13 @@ struct Stack {
     const Layer* layers;
     const Rotary* rotaries;
     const void *last_norm, *last_bias;
-    const void* inputs;                              // [layers, T, input_size], or null
-    void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
-    void *q, *attended;                              // scratch: a row per token
-    void *projected, *ba, *convolved, *corrected;    // the same: what mixers read once it is there for all tokens
-    void *x, *qkv, *out, *gated;                     // scratch: THREAD_ROWS per thread; what is multiplied is padded
-    void *bytes, *row_scales;                        // the same, of what is multiplied where weights are bytes
-    const int64_t *slots, *rows, *kv_copies, *kept;  // kv_copies: [2, num_copies]; kept: null for all tokens
+    const void* inputs;                                // [layers, T, input_size], or null
+    void *residual, *hidden;                           // [T, E]: the embeddings, changed in place; what comes out
+    void *q, *attended;                                // scratch: a row per token
+    void *projected, *narrow, *convolved, *corrected;  // the same: what mixers read once it is there for all tokens
+    void *x, *qkv, *out, *gated, *steps;               // scratch: THREAD_ROWS per thread; what is multiplied is padded
+    void *bytes, *row_scales;                          // the same, of what is multiplied where weights are bytes
+    const int64_t *slots, *rows, *kv_copies, *kept;    // kv_copies: [2, num_copies]; kept: null for all tokens
     const int32_t *block_tables, *context_lens, *cu_seqlens_q;
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
     int64_t hidden_size, num_heads, head_dim, input_size, block_size;  // head_dim: of the widest heads

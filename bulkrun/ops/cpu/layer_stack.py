@@ -22,7 +22,7 @@ from bulkrun.ops.cpu.layer_weights import Heads, LayerWeights, StackSizes, row_s
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import LANES, Matrix, StackMemory, padded, set_kept, set_step
-from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, ShortConvLayer, StateWeights
+from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, MambaLayer, ShortConvLayer, StateWeights
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.matmul.weight_kinds import values_of
 
@@ -50,8 +50,8 @@ class _Rotary(ctypes.Structure):
 
 _CONSTANTS = ("hidden_size", "num_heads", "head_dim", "input_size")
 _MODEL = ("layers", "rotaries", "last_norm", "last_bias")
-_TOKEN_SCRATCH = ("q", "attended", "projected", "ba", "convolved", "corrected")
-_SCRATCH = (*_TOKEN_SCRATCH, "x", "qkv", "out", "gated", "bytes", "row_scales")
+_TOKEN_SCRATCH = ("q", "attended", "projected", "narrow", "convolved", "corrected")
+_SCRATCH = (*_TOKEN_SCRATCH, "x", "qkv", "out", "gated", "steps", "bytes", "row_scales")
 _STEP = ("slots", "rows", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
 
 
@@ -112,7 +112,7 @@ class LayerStack:
         self._max_tokens = None if are_packed else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = structs.struct_function(
             f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, AttentionLayer, DeltaNetLayer,
-            ShortConvLayer, Mamba2Layer, panel_matrix.Matrix, _Rotary,
+            ShortConvLayer, Mamba2Layer, MambaLayer, panel_matrix.Matrix, _Rotary,
         )  # fmt: skip
 
     @property

@@ -1,6 +1,7 @@
 """What brings a compiled layer's tokens together and keeps a state, each kind with its weights and its table.
 
-A kind is a struct in C++ with a file of its own (delta_net_mixer.h, short_conv_mixer.h, mamba2_mixer.h). Knows no step.
+A kind is a struct in C++ with a file of its own (delta_net_mixer.h, short_conv_mixer.h, mamba2_mixer.h,
+mamba_mixer.h). Knows no step.
 """
 
 from __future__ import annotations
@@ -53,6 +54,19 @@ class Mamba2Layer(ctypes.Structure):
     )
 
 
+class MambaLayer(ctypes.Structure):
+    """`struct MambaLayer` of mamba_mixer.h."""
+
+    states = ("conv_state", "matrix_state")
+    _fields_ = (
+        *[(x, panel_matrix.Matrix) for x in ("in_proj", "x_proj", "dt_proj")],
+        *[(x, c_void_p) for x in ("conv", "conv_bias", "dt_norm", "b_norm", "c_norm")],
+        *[(x, c_void_p) for x in ("rate", "dt_bias", "d", "conv_state", "matrix_state")],
+        *[(x, c_int64) for x in ("num_heads", "size", "value_size", "step_rank", "num_taps")],
+        ("norm_eps", c_float),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaNetWeights:
     """A gated delta net's: H value heads of V dimensions read with K key heads of D."""
@@ -90,7 +104,8 @@ class DeltaNetWeights:
         """Numbers that it leaves of each token in the stack's scratch buffers."""
         conv_dim, value_dim = self.conv.shape[1], self.mixed_size
         return {
-            "projected": conv_dim + value_dim, "ba": 2 * self.num_heads, "convolved": conv_dim, "corrected": value_dim
+            "projected": conv_dim + value_dim, "narrow": 2 * self.num_heads, "convolved": conv_dim,
+            "corrected": value_dim,
         }  # fmt: skip
 
     def table(self, memory: StackMemory) -> DeltaNetLayer:
@@ -180,7 +195,59 @@ class Mamba2Weights:
         )  # fmt: skip
 
 
-StateWeights = DeltaNetWeights | ShortConvWeights | Mamba2Weights
+@dataclass(frozen=True, slots=True)
+class MambaWeights:
+    """Mamba's, the first kind: C channels with states of N numbers, P of them one matrix."""
+
+    kind: ClassVar[int] = 4  # of MixerKind
+
+    in_proj: Matrix  # what is convolved, and its gates
+    x_proj: Matrix  # so narrow that a copy does not count: steps in short, what writes states and what reads them
+    dt_proj: Matrix  # the same, of steps
+    conv: torch.Tensor  # [W, C]
+    conv_bias: torch.Tensor | None  # [C]
+    norms: tuple[torch.Tensor, ...] | None  # of the parts that x_proj gives, each of its width
+    norm_eps: float
+    rate: torch.Tensor  # [N, C], float32
+    dt_bias: torch.Tensor  # [C], float32
+    d: torch.Tensor  # [C], float32
+    step_rank: int
+    head_dim: int  # P
+
+    @property
+    def matrix(self) -> Matrix:
+        """The one that is read for every token."""
+        return self.in_proj
+
+    @property
+    def mixed_size(self) -> int:
+        """Numbers of a token that the output projection multiplies: those of all channels."""
+        return self.d.numel()
+
+    @property
+    def scratch(self) -> dict[str, int]:
+        """Numbers that it leaves of each token in the stack's scratch buffers."""
+        inner, narrow = self.mixed_size, self.step_rank + 2 * len(self.rate)
+        return {
+            "projected": 2 * inner, "narrow": narrow, "steps": self.step_rank + -self.step_rank % PAD,
+            "convolved": inner, "corrected": inner,
+        }  # fmt: skip
+
+    def table(self, memory: StackMemory) -> MambaLayer:
+        """What C++ is given of it, but for the states."""
+        matrices = {"in_proj": self.in_proj, "x_proj": self.x_proj, "dt_proj": self.dt_proj}
+        vectors = {"conv": self.conv, "rate": self.rate, "dt_bias": self.dt_bias, "d": self.d}
+        vectors |= dict(zip(("dt_norm", "b_norm", "c_norm"), self.norms or (), strict=False))
+        return MambaLayer(
+            **{name: memory.matrix(matrix) for name, matrix in matrices.items()},
+            **{name: memory.keep(vector) for name, vector in vectors.items()},
+            conv_bias=None if self.conv_bias is None else memory.keep(self.conv_bias),
+            num_heads=self.mixed_size // self.head_dim, size=len(self.rate), value_size=self.head_dim,
+            step_rank=self.step_rank, num_taps=self.conv.shape[0], norm_eps=self.norm_eps,
+        )  # fmt: skip
+
+
+StateWeights = DeltaNetWeights | ShortConvWeights | Mamba2Weights | MambaWeights
 
 
 def can_mix_delta_net(num_heads: int, key_size: int, value_size: int) -> bool:
@@ -193,6 +260,7 @@ def can_mix_short_conv(hidden_size: int) -> bool:
     return not hidden_size % PAD
 
 
-def can_mix_mamba2(num_heads: int, state_size: int, head_dim: int) -> bool:
-    """Whether it is compiled for such heads; the library must be there."""
+def can_mix_mamba(num_heads: int, state_size: int, head_dim: int) -> bool:
+    """Whether it is compiled for such heads, of the second kind, or channels, so many together; the library must be
+    there."""
     return fits_state_space(state_size, head_dim) and not num_heads * head_dim % PAD

@@ -28,8 +28,9 @@ STACKED = [
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
     "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2", "apertus",
     "arcee_whole", "falcon", "falcon_new", "gpt_neox_whole", "nanochat", "nemotron", "olmo", "stablelm",
+    "jamba_dense", "jamba_whole_panels",
 ]  # fmt: skip
-STATES_ALONE = ["mamba2"]
+STATES_ALONE = ["falcon_mamba", "mamba2", "mamba_whole_panels"]
 NOT_STACKED = [
     "qwen3_moe",
     "mixtral",
@@ -126,7 +127,9 @@ def test_an_fp8_cache_gives_what_op_by_op_gives_over_one(variant: str, dtype: to
 
 
 @pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2", "qwen3_5", "cohere2", "stablelm"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2", "qwen3_5", "cohere2", "stablelm", "jamba_dense"]
+)
 def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
     variant: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -141,7 +144,9 @@ def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_5", "cohere2", "apertus", "gpt_neox_whole", *STATES_ALONE])
+@pytest.mark.parametrize(
+    "variant", ["llama_biases", "qwen3_5", "cohere2", "apertus", "gpt_neox_whole", "jamba_dense", *STATES_ALONE]
+)
 def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_threads: int, tmp_path: Path) -> None:
     model, reference = load(tmp_path, variant, torch.float32), make_tiny_model(variant)
     before = torch.get_num_threads()
@@ -160,7 +165,7 @@ def test_any_number_of_tokens_and_threads_equals_transformers(variant: str, num_
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "variant",
-    ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus", "falcon_new"],
+    ["qwen3", "gemma3", "olmo2", "qwen3_5", "cohere2", "apertus", "falcon_new", "jamba_dense", "mamba_whole_panels"],
 )
 def test_two_threads_give_the_bits_of_one(
     variant: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
@@ -230,7 +235,7 @@ def test_families_with_other_layers_go_op_by_op(variant: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("variant", ["llama_whole_panels"])
+@pytest.mark.parametrize("variant", ["llama_whole_panels", "jamba_whole_panels", "mamba_whole_panels"])
 def test_steps_of_any_width_share_the_panels_of_the_products(
     variant: str, num_threads: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

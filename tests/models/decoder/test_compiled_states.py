@@ -22,7 +22,10 @@ from tests.models.tiny_models import save_tiny_model
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 BLOCK_SIZE, ROWS = 8, [5, 0, 3]
 LFM2 = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "block_auto_adjust_ff_dim": False}
-VARIANTS = {"qwen3_5": {}, "lfm2_biases": LFM2, "granite_h": {}, "mamba2": {}}
+VARIANTS = {
+    "qwen3_5": {}, "lfm2_biases": LFM2, "granite_h": {}, "jamba_dense": {}, "mamba_whole_panels": {},
+    "falcon_mamba": {}, "mamba2": {},
+}  # fmt: skip
 CHUNKS = [(13, 14), (0, 9), (4, 26)]  # of three sequences: one decodes, one begins, one goes on with its prompt
 
 
@@ -137,9 +140,9 @@ def test_heads_that_are_not_compiled_go_op_by_op(sizes: tuple[int, int, int], tm
 
 @pytest.mark.parametrize(
     ("variant", "changes"),
-    [("lfm2", {}), ("granite_h", {"mamba_n_heads": 8})],
+    [("lfm2", {}), ("granite_h", {"mamba_n_heads": 8}), ("mamba", {"intermediate_size": 48}), ("mamba", {})],
 )
 def test_sizes_that_fill_no_words_go_op_by_op(variant: str, changes: dict[str, int], tmp_path: Path) -> None:
-    """Of LFM2 48 channels, of Granite heads of 12 dimensions."""
+    """Of LFM2 48 channels, of Granite heads of 12 dimensions, of Mamba 48 channels, and 72, 8 of them a matrix."""
     path = save_tiny_model(tmp_path, variant, **changes)
     assert load_model(path, dtype=torch.float32, device="cpu").layer_stack is None

@@ -131,7 +131,9 @@ def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, varian
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", ["llama_whole_panels", "qwen3_5_whole_panels"])
+@pytest.mark.parametrize(
+    "variant", ["llama_whole_panels", "qwen3_5_whole_panels", "jamba_whole_panels", "mamba_whole_panels"]
+)
 def test_layers_over_panels_run_as_one_call_with_the_bits_of_any_chunks(
     tmp_path: Path, variant: str, dtype: torch.dtype
 ) -> None:
