@@ -57,7 +57,10 @@ inline void scan_head(const SelectiveScan& s, float* state, long head, long firs
         for (long at = 0; at < count; at++) prepare<T>(s, token + at, p, at);
         for (long column = 0; column < s.value_size; column += LANES) {
             const long channel = head * s.value_size + column;
-            for (long n = 0; n < s.size; n++) rates[n] = load(s.rate + n * num_channels + channel) * LOG2_E;
+            for (long n = 0; n < s.size; n++) {
+                __builtin_prefetch(state + (s.size + n) * s.value_size + column, 1);  // the next head's
+                rates[n] = load(s.rate + n * num_channels + channel) * LOG2_E;
+            }
             for (long at = 0; at < count; at++)
                 scan_token<T>(s, token + at, channel, rates, p.b[at], p.c[at], state + column);
         }
