@@ -31,6 +31,8 @@ FAMILIES = [
     "lfm2",
     "granite_h",
     "nemotron_h",
+    "jamba_dense",
+    "mamba",
     "olmo_hybrid",
     "phi3",
     "gemma2",

@@ -18,6 +18,7 @@ from tests.ops.fp8_oracle import fake_quantized, rounded
 KEPT = (  # too small to be worth it, nearly all
     "in_proj_a", "in_proj_b", "a_proj", "b_proj", "in_proj_ba", "shared_expert_gate", "router.proj",
     "per_layer_input_gate", "per_layer_projection",
+    "x_proj", "dt_proj",  # of Mamba
     "kv_b_proj",  # multiplied head by head
 )  # fmt: skip
 _NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a number may round to the next integer
