@@ -295,6 +295,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "nemotron_h": ("NemotronHForCausalLM", NEMOTRON_H),
+    "nemotron_h_whole": ("NemotronHForCausalLM", NEMOTRON_H | {"intermediate_size": 96}),
     "nemotron_h_moe": (
         "NemotronHForCausalLM",
         NEMOTRON_H

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -39,8 +41,19 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     if not can_stack(sizes, model.norm.weight.dtype, heads) or not _can_mix(config):
         return None
     ropes = list(model.inv_freqs)
-    layers = [_weights(layer, config, config.ropes[i], ropes) for i, layer in enumerate(model.layers)]
+    layers = [_weights(layer, with_mlp, config, ropes) for layer, with_mlp in _pairs(model.layers)]
     return LayerStack(layers, model.norm.weight, sizes, _bias(model.norm))
+
+
+def _pairs(layers: Iterable[DecoderLayer]) -> list[tuple[DecoderLayer, DecoderLayer]]:
+    """Each layer that mixes tokens, and the one whose MLP comes then: the same, or behind it one that is no more."""
+    pairs: list[tuple[DecoderLayer, DecoderLayer]] = []
+    for layer in layers:
+        if layer.attention is None:
+            pairs[-1] = pairs[-1][0], layer
+        else:
+            pairs.append((layer, layer))
+    return pairs
 
 
 def _has_others(config: DecoderConfig) -> bool:
@@ -50,7 +63,7 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.has_sinks
         or config.qkv_limit is not None
         or config.gates_heads
-        or any(config.mlp_alone or ())
+        or not _are_mlps_behind_mixers(config)
         or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
         or config.qk_norm in ("turned_head", "centered_head")
         or config.attends_beside_states
@@ -58,6 +71,12 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.altup is not None
         or not _are_whole(config)
     )
+
+
+def _are_mlps_behind_mixers(config: DecoderConfig) -> bool:
+    """Whether each layer that is an MLP alone (Nemotron-H) is behind one that has none."""
+    alone = config.mlp_alone or ()
+    return not any(map(all, pairwise((True, *alone))))
 
 
 def _are_plain_mlps_whole(config: DecoderConfig) -> bool:
@@ -134,9 +153,9 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
 
 
 def _weights(
-    layer: DecoderLayer, config: DecoderConfig, rope: RopeConfig | None, ropes: list[RopeConfig]
+    layer: DecoderLayer, with_mlp: DecoderLayer, config: DecoderConfig, ropes: list[RopeConfig]
 ) -> LayerWeights:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp, rope = layer.attention, with_mlp.mlp, layer.rope
     assert attention is not None and isinstance(mlp, MLP | PlainMLP | None), "neither mixtures nor MLPs alone"
     assert not isinstance(attention, AttentionBesideMamba2 | KimiDeltaNet | LatentAttention), "not stacked"
     weights = LayerWeights(
@@ -148,7 +167,7 @@ def _weights(
         scale=1.0 if layer.scale is None else layer.scale.item(),
         input_bias=_bias(layer.input_norm),
     )
-    return weights if mlp is None else _with_mlp(weights, layer, mlp)
+    return weights if mlp is None else _with_mlp(weights, with_mlp, mlp)
 
 
 def _with_mlp(weights: LayerWeights, layer: DecoderLayer, mlp: MLP | PlainMLP) -> LayerWeights:

@@ -28,7 +28,7 @@ STACKED = [
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
     "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5", "qwen3_5_tied", "cohere", "cohere2", "apertus",
     "arcee_whole", "falcon", "falcon_new", "gpt_neox_whole", "nanochat", "nemotron", "olmo", "stablelm",
-    "jamba_dense", "jamba_whole_panels",
+    "jamba_dense", "jamba_whole_panels", "nemotron_h_whole",
 ]  # fmt: skip
 STATES_ALONE = ["falcon_mamba", "mamba2", "mamba_whole_panels"]
 NOT_STACKED = [
@@ -45,6 +45,8 @@ NOT_STACKED = [
     "starcoder2",
     "jamba",
     "mamba",
+    "nemotron_h",
+    "nemotron_h_moe",
 ]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
