@@ -20,6 +20,9 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("lfm2", ("List of tools: ", "keep_past_thinking")),  # nor do the first ones of 2.5, which list tools without it
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),  # R1 and its distillations too
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    ("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
     ("kimi_k2", ("<|im_middle|>", "tool_declare")),  # the first ones write no earlier calls
     ("harmony", ("<|channel|>", "functions.")),

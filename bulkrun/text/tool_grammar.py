@@ -47,9 +47,7 @@ def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str
 
 def _tagged(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
     """The rules of a format with each argument between tags."""
-    mark = partial(_marker, special_id=special_id)
-    more = "" if bound["one"] else ' ("\\n"? call)*'
-    return [f"start: call{more}", *tagged_rules(bound["format"], bound["functions"], bound["texts"], _schema, mark)]
+    return tagged_rules(bound, _schema, partial(_marker, special_id=special_id))
 
 
 def _lfm2(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:

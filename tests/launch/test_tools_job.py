@@ -27,7 +27,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 COLOR, SIZE = tool("color", of={"enum": ["red", "green", "blue"]}), tool("size", in_m={"type": "integer", "maximum": 9})
-THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2"}  # forms of models that may think first
+THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2", "minimax_m2"}  # which may think first
 OF_ROWS = [[COLOR], [SIZE], [COLOR, SIZE], [COLOR]]
 
 
@@ -79,7 +79,7 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
     assert len({row["tool_calls"][0]["id"] for row in made}) == 4, "ids are those of rows"
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "deepseek_v3", *sorted(THINKERS)])
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "deepseek_v3", "deepseek_v32", *sorted(THINKERS)])
 @pytest.mark.parametrize("of_job", [True, False])
 def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:
     """Digits are a text where the schema says so, in forms that write texts without quotes."""

@@ -15,6 +15,7 @@ from bulkrun.request import ToolFormat
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.chat_template import ChatTemplate
 from bulkrun.text.tool_format import tool_format_of
+from tests.text.later_tool_templates import DSML, MINIMAX
 from tests.text.tool_templates import (
     CALL,
     CODER,
@@ -37,6 +38,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "qwen3_coder": CODER, "glm45": GLM, "harmony": HARMONY,
     "nemotron_json": NEMOTRON, "lfm2": LFM, "deepseek_v3": DEEPSEEK_3, "deepseek_v31": DEEPSEEK_31, "kimi_k2": KIMI,
+    "minimax_m2": MINIMAX, "deepseek_v32": DSML, "deepseek_v4": DSML.replace("function_calls>", "tool_calls>"),
 }  # fmt: skip
 
 
@@ -105,7 +107,7 @@ def test_nemotron_3_writes_calls_as_qwen3_coder_does() -> None:
 
 OTHERS = [
     "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
-    "{% for c in m.tool_calls %}<tool_call>\n<invoke name={{ c.name }}>\n{% endfor %}",  # as MiniMax
+    "{% for c in m.tool_calls %}<tool_call>\n<invoke name={{ c.name }}>\n{% endfor %}",  # as MiniMax M3
     "<tool_call>{{ c.name }}<tool_sep><arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",  # as Hunyuan
     "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}{% endfor %}",  # no tools
     "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0

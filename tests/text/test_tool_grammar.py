@@ -62,8 +62,9 @@ SPECIAL: dict[tuple[str, ...], list[ToolFormat]] = {
     (): FORMS,
     ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"): [*FORMS[:4], "qwen3_coder"],
     ("[TOOL_CALLS]", "[ARGS]"): ["mistral"],
-    **{MARKERS[form]: [form] for form in ("nemotron_json", "lfm2", "glm45", "kimi_k2", "harmony")},
+    **{MARKERS[form]: [form] for form in ("nemotron_json", "lfm2", "glm45", "kimi_k2", "minimax_m2", "harmony")},
     MARKERS["deepseek_v3"]: ["deepseek_v3", "deepseek_v31"],
+    MARKERS["deepseek_v32"]: ["deepseek_v32", "deepseek_v4"],
 }
 CASES = [(None, form) for form in FORMS] + [(special, form) for special, forms in SPECIAL.items() for form in forms]
 
@@ -192,6 +193,37 @@ def test_calls_of_glm_may_do_without_line_breaks(special: tuple[str, ...], tmp_p
         assert all(constraint.accept(token) is None for token in token_ids) and constraint.progress() == "whole"
 
 
+@pytest.mark.parametrize("special", [(), MARKERS["deepseek_v32"]])
+@pytest.mark.parametrize(
+    ("string", "written", "fits"),
+    [
+        ("true", "ab</", True),
+        ("true", "null", True),  # a text of four letters
+        ("false", "null", True),
+        ("false", '"ab"', False),
+        ("true", "abcdef", False),
+    ],
+)
+def test_deepseek_says_what_is_a_text(
+    special: tuple[str, ...], string: str, written: str, fits: bool, tmp_path: Path
+) -> None:
+    tokenizer = with_special(tmp_path, *special)
+    near = {"type": ["string", "null"], "maxLength": 4}
+    structured = bound(
+        "deepseek_v32", True, [{"name": "f", "parameters": {"type": "object", "properties": {"x": near}}}]
+    )
+    parameter = f'<｜DSML｜parameter name="x" string="{string}">{written}</｜DSML｜parameter>'
+    invoke = f'<｜DSML｜invoke name="f">\n{parameter}\n</｜DSML｜invoke>'
+    text = f"<｜DSML｜function_calls>\n{invoke}\n</｜DSML｜function_calls>"
+    [token_ids] = tokenizer.encode_batch([text], False)
+    constraint = Grammars(tokenizer).constraint(structured)
+    accepted = all(constraint.accept(token) is None for token in token_ids)
+    assert (accepted and constraint.progress() == "closed") is fits
+    if fits:
+        [call] = split_calls(text, "deepseek_v32").calls
+        assert json.loads(call.arguments) == {"x": written if string == "true" else None}
+
+
 LFM_CALLS = [
     ('f(on=True, note=None, at={"x": 1})', True),
     ('f(on=true, note="a", kind=None)', True),
@@ -233,7 +265,10 @@ def test_what_cannot_be_written_as_in_python_is_refused() -> None:
             check_grammar(bound("lfm2", True, [{"name": name, "parameters": {"properties": {key: {}}}}]))
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+TAGGED = ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32"]
+
+
+@pytest.mark.parametrize("form", TAGGED)
 def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> None:
     """Others may join objects, and where objects are joined none is closed (`closed_schema`)."""
     definitions = {"Both": {"allOf": [{"type": "object"}, {"type": "object"}]}, "One": {"type": "integer"}}
@@ -244,7 +279,7 @@ def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> 
     assert a["additionalProperties"] is False and "$defs" not in a and b["$defs"] == definitions
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "lfm2"])
+@pytest.mark.parametrize("form", [*TAGGED, "lfm2"])
 def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
     """As schemas made of TypeScript do, and trees."""
     tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
@@ -274,7 +309,7 @@ def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
     assert read
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("form", TAGGED)
 def test_what_cannot_stand_between_tags_is_refused(form: ToolFormat) -> None:
     def said(name: str, parameters: dict[str, Any]) -> str:
         with pytest.raises(ValueError, match=r".") as error:
@@ -283,4 +318,6 @@ def test_what_cannot_stand_between_tags_is_refused(form: ToolFormat) -> None:
 
     assert "the function 'a b' cannot be called" in said("a b", {"type": "object"})
     assert "the parameter '<x>' of 'f' cannot be written" in said("f", {"properties": {"<x>": {}}})
+    if form not in ("qwen3_coder", "glm45"):
+        assert "cannot be written in this format: tags or quotes" in said("f", {"properties": {'"x"': {}}})
     assert "have anyOf for properties" in said("f", {"anyOf": [{"properties": {"x": {}}}]})

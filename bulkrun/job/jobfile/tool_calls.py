@@ -27,11 +27,13 @@ class ToolCallsSpec(Section):
         "[TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite 3, Phi-4-mini). nemotron_json: a list between "
         "<TOOLCALL> and </TOOLCALL> (Nemotron Nano v2, Llama Nemotron). lfm2: <|tool_call_start|>[name(key=value)], as "
         "in Python (LFM2, LFM2.5). qwen3_coder: <tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5, "
-        "Nemotron 3). glm45: <tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). deepseek_v3: a "
-        "section of calls, with arguments between ```json and ``` (DeepSeek V3, R1). deepseek_v31: without those "
-        "(DeepSeek V3.1). kimi_k2: a section of calls of functions.name:0 (Kimi K2, Kimi Linear). harmony: a "
-        "message to=functions.name, which ends the answer (gpt-oss). auto: told from the chat template. none: calls "
-        "stay in the response, for other models.",
+        "Nemotron 3). glm45: <tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). minimax_m2: "
+        "<minimax:tool_call><invoke name=...><parameter name=...>value (MiniMax M2). deepseek_v3: a section of calls, "
+        "with arguments between ```json and ``` (DeepSeek V3, R1). deepseek_v31: without those (DeepSeek V3.1). "
+        "deepseek_v32: between <｜DSML｜function_calls>, each argument between tags (DeepSeek V3.2). deepseek_v4: the "
+        "same between <｜DSML｜tool_calls>. kimi_k2: a section of calls of functions.name:0 (Kimi K2, Kimi Linear). "
+        "harmony: a message to=functions.name, which ends the answer (gpt-oss). auto: told from the chat template. "
+        "none: calls stay in the response, for other models.",
     )
     parallel: bool = Field(
         True, description="Whether an answer may have several calls; false: what follows the first one is left out."
@@ -70,5 +72,5 @@ def bound_calls(calls: ToolCalls, wanted: Mapping[str, Any]) -> StructuredOutput
 
 
 def needs_texts(tool_format: str) -> bool:
-    """Whether a format writes texts as it writes numbers, so that only the tools tell them apart."""
-    return tool_format in ("qwen3_coder", "glm45")
+    """Whether a format writes texts without quotes, so that who reads or asks for them is told by the tools."""
+    return tool_format in ("qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "deepseek_v4")

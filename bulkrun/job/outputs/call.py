@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from math import isinf
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,6 +24,9 @@ class NoCall(ValueError):
     """What stands here is not a call."""
 
 
+ReadCall = Callable[[str, int], tuple[Call, int]]  # the call at a position, and where it ends
+
+
 def call_of(name: Any, arguments: Any) -> Call:
     """The call of a function by its name, with an object or nothing at all. Raises NoCall for what is neither."""
     arguments = {} if arguments is None else arguments
@@ -33,6 +37,23 @@ def call_of(name: Any, arguments: Any) -> Call:
         return Call(name, text if is_unicode(text) else json.dumps(arguments))
     except RecursionError:
         raise NoCall from None
+
+
+def read_section(text: str, at: int, read: ReadCall, end: re.Pattern[str]) -> tuple[list[Call], int]:
+    """The whole calls at a position, one after another, and where they end, with the section's end where it is there.
+
+    `end` matches nothing too. Raises NoCall where the first one is not whole.
+    """
+    call, at = read(text, at)
+    calls = [call]
+    while True:
+        try:
+            call, at = read(text, at)
+        except NoCall:
+            ended = end.match(text, at)
+            assert ended is not None, "it matches nothing too"
+            return calls, ended.end()
+        calls.append(call)
 
 
 def json_at(text: str, at: int) -> tuple[Any, int]:

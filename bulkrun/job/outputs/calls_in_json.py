@@ -9,17 +9,14 @@ raises NoCall where there are none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from bulkrun.job.outputs.call import Call, NoCall, after_space, call_of, json_at
+from bulkrun.job.outputs.call import Call, NoCall, ReadCall, after_space, call_of, json_at
 from bulkrun.job.outputs.calls_in_python import read_python_call
 
 _HERMES_END = "</tool_call>"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
 _CUT = re.compile(r";\s*(\{.*)?", re.DOTALL)  # what follows a whole call where the next is not
-
-_ReadCall = Callable[[str, int], tuple[Call, int]]  # the call at a position, and where it ends
 
 
 def read_hermes(text: str, at: int) -> tuple[list[Call], int]:
@@ -87,7 +84,7 @@ def _read_object(text: str, at: int) -> tuple[list[Call], int]:
     return [_call(value, "parameters" if "parameters" in value else "arguments")], at
 
 
-def _read_list(text: str, at: int, read: _ReadCall) -> tuple[list[Call], int]:
+def _read_list(text: str, at: int, read: ReadCall) -> tuple[list[Call], int]:
     """Calls in brackets."""
     at = after_space(text, at)
     if not text.startswith("[", at):
@@ -95,7 +92,7 @@ def _read_list(text: str, at: int, read: _ReadCall) -> tuple[list[Call], int]:
     return _read_items(text, at + 1, read)
 
 
-def _read_items(text: str, at: int, read: _ReadCall) -> tuple[list[Call], int]:
+def _read_items(text: str, at: int, read: ReadCall) -> tuple[list[Call], int]:
     """Calls with commas between them, and the bracket that ends them; if they are cut, those before."""
     call, at = read(text, at)
     calls = [call]

@@ -11,9 +11,10 @@ DeepSeek's V3 and R1 write `function`, the separator, the name, and the argument
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import NamedTuple
 
-from bulkrun.job.outputs.call import Call, NoCall, call_of, json_at
+from bulkrun.job.outputs.call import Call, NoCall, call_of, json_at, read_section
 
 
 class _Section(NamedTuple):
@@ -52,26 +53,12 @@ _KIMI = _section(
 
 def read_deepseek(text: str, at: int) -> tuple[list[Call], int]:
     """The calls of a section, of either form. Raises NoCall where the first one is not whole."""
-    return _read(text, at, _DEEPSEEK)
+    return read_section(text, at, partial(_read_call, section=_DEEPSEEK), _DEEPSEEK.end)
 
 
 def read_kimi(text: str, at: int) -> tuple[list[Call], int]:
     """The calls of a section. The number behind a name counts the calls of a conversation, and names none."""
-    return _read(text, at, _KIMI)
-
-
-def _read(text: str, at: int, section: _Section) -> tuple[list[Call], int]:
-    """The whole calls at a position, and where they end."""
-    call, at = _read_call(text, at, section)
-    calls = [call]
-    while True:
-        try:
-            call, at = _read_call(text, at, section)
-        except NoCall:
-            end = section.end.match(text, at)
-            assert end is not None, "it matches nothing too"
-            return calls, end.end()
-        calls.append(call)
+    return read_section(text, at, partial(_read_call, section=_KIMI), _KIMI.end)
 
 
 def _read_call(text: str, at: int, section: _Section) -> tuple[Call, int]:

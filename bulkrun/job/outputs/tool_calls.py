@@ -8,7 +8,8 @@
     nemotron_json <TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>
     lfm2         <|tool_call_start|>[name(key="value", ...), ...]<|tool_call_end|> (`calls_in_python.py`)
     deepseek_v3, deepseek_v31, kimi_k2  sections of calls (`calls_in_sections.py`)
-    qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45
+    qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45, minimax_m2, deepseek_v32,
+                 deepseek_v4
     harmony      messages of several channels (`channels.py`), one of which is a call
 
 What is no call, or only the beginning of one, stays in the text as it came, and whatever follows a hundred of those.
@@ -34,7 +35,7 @@ from bulkrun.job.outputs.calls_in_json import (
     read_nemotron,
 )
 from bulkrun.job.outputs.calls_in_sections import read_deepseek, read_kimi
-from bulkrun.job.outputs.calls_in_tags import Texts, read_coder, read_glm
+from bulkrun.job.outputs.calls_in_tags import Texts, read_coder, read_dsml, read_glm, read_minimax
 from bulkrun.job.outputs.channels import OPENER, read_harmony
 from bulkrun.request import ToolFormat
 
@@ -58,6 +59,9 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
+    "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "deepseek_v32": ("｜DSML｜",),
+    "deepseek_v4": ("｜DSML｜",),
     "harmony": tuple(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
 }
 # An output that runs in circles may be nothing but openers, and each failure of json goes through the text before it.
@@ -126,7 +130,8 @@ def _split_bare(text: str) -> Split:
 def _opener_and_reader(tool_format: ToolFormat, texts: str) -> tuple[str, _Read]:
     """What begins calls, and what reads them from there on."""
     if tool_format in _TAGGED:
-        return "<tool_call>", partial(_TAGGED[tool_format], texts=_texts(texts))
+        opener, read = _TAGGED[tool_format]
+        return opener, partial(read, texts=_texts(texts))
     return _FORMATS[tool_format]
 
 
@@ -155,4 +160,10 @@ _BARE_OPENERS: dict[ToolFormat, str] = {
     "deepseek_v31": "<｜tool▁call▁begin｜>",
     "kimi_k2": "<|tool_call_begin|>",
 }
-_TAGGED = {"qwen3_coder": read_coder, "glm45": read_glm}
+_TAGGED = {
+    "qwen3_coder": ("<tool_call>", read_coder),
+    "glm45": ("<tool_call>", read_glm),
+    "minimax_m2": ("<minimax:tool_call>", read_minimax),
+    "deepseek_v32": ("<｜DSML｜function_calls>", read_dsml),
+    "deepseek_v4": ("<｜DSML｜tool_calls>", read_dsml),
+}
