@@ -25,6 +25,8 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
     ("kimi_k2", ("<|im_middle|>", "tool_declare")),  # the first ones write no earlier calls
+    ("cohere", ("<|START_ACTION|>",)),
+    ("hunyuan_a13b", ("<tool_calls>[",)),
     ("harmony", ("<|channel|>", "functions.")),
 )
 _OTHERS = ("<function", "<arg_", "<parameter", "<invoke")  # within <tool_call>

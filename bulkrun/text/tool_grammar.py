@@ -98,6 +98,25 @@ def _nemotron(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
     return _listed(_marker("<TOOLCALL>", special_id), names, one, _marker("</TOOLCALL>", special_id))
 
 
+def _cohere(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    """Each call on a line of its own, with a number that counts the calls of the conversation, earlier ones too."""
+    begin, end = _marker("<|START_ACTION|>", special_id), _marker("<|END_ACTION|>", special_id)
+    more = "" if one else ' (",\\n    " call)*'
+    head = r'"{\"tool_call_id\": \"" /[0-9]{1,3}/ "\", \"tool_name\": "'
+    calls = (
+        f'{literal(json.dumps(name, ensure_ascii=False))} ", \\"parameters\\": " arguments{index}'
+        for index, name in enumerate(names)
+    )
+    return [
+        f'start: {begin} "[\\n    " call{more} "\\n]" {end}',
+        f'call: {head} ({" | ".join(calls)}) "}}"',
+    ]
+
+
+def _hunyuan(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    return _listed(_marker("<tool_calls>", special_id), names, one, _marker("</tool_calls>", special_id))
+
+
 def _listed(begin: str, names: list[str], one: bool, end: str = "") -> list[str]:
     more = "" if one else ' (", " object)*'
     return [f'start: {begin} / ?/ "[" object{more} "]" {end}', *_objects(names, "arguments")]
@@ -158,6 +177,8 @@ _FORMATS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
     "kimi_k2": _kimi,
+    "cohere": _cohere,
+    "hunyuan_a13b": _hunyuan,
     "harmony": _harmony,
 }
 

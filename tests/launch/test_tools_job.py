@@ -18,6 +18,7 @@ from bulkrun.cli import main
 from bulkrun.data.inputs import jsonl
 from bulkrun.errors import JobFileError
 from tests.launch.one_process import one_process, own_engine
+from tests.text.later_tool_templates import COHERE
 from tests.text.tool_templates import HARMONY, HERMES, HISTORY
 
 
@@ -27,7 +28,8 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 COLOR, SIZE = tool("color", of={"enum": ["red", "green", "blue"]}), tool("size", in_m={"type": "integer", "maximum": 9})
-THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2", "minimax_m2"}  # which may think first
+# Forms of models that may think first.
+THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2", "minimax_m2", "cohere"}
 OF_ROWS = [[COLOR], [SIZE], [COLOR, SIZE], [COLOR]]
 
 
@@ -79,7 +81,9 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
     assert len({row["tool_calls"][0]["id"] for row in made}) == 4, "ids are those of rows"
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "deepseek_v3", "deepseek_v32", *sorted(THINKERS)])
+@pytest.mark.parametrize(
+    "form", ["qwen3_coder", "glm45", "deepseek_v3", "deepseek_v32", "hunyuan_a13b", *sorted(THINKERS)]
+)
 @pytest.mark.parametrize("of_job", [True, False])
 def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:
     """Digits are a text where the schema says so, in forms that write texts without quotes."""
@@ -99,9 +103,10 @@ def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: boo
         assert ("reasoning" in row) is (form in THINKERS)
 
 
-def test_gpt_oss_is_told_by_its_template_and_thinks_in_a_column(tmp_path: Path) -> None:
-    (tmp_path / "harmony.jinja").write_text(HARMONY)
-    prompt = {"messages": "chat", "tools": [COLOR], "chat_template": str(tmp_path / "harmony.jinja")}
+@pytest.mark.parametrize("template", [HARMONY, COHERE])
+def test_gpt_oss_and_command_are_told_by_their_templates_and_think_in_a_column(template: str, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(template)
+    prompt = {"messages": "chat", "tools": [COLOR], "chat_template": str(tmp_path / "chat.jinja")}
     rows = [{"chat": HISTORY}, {"chat": HISTORY[:1]}]
     sampling = {"max_tokens": 90, "temperature": 0, "thinking": {"max_tokens": 5}}
     job = job_over(tmp_path, rows, prompt={**prompt, "tool_choice": "required"}, sampling=sampling)
@@ -111,7 +116,7 @@ def test_gpt_oss_is_told_by_its_template_and_thinks_in_a_column(tmp_path: Path) 
         tmp_path, rows, prompt=prompt, sampling={"max_tokens": 4, "temperature": 0}, output={"path": f"{tmp_path}/free"}
     )
     made = rows_of(free)
-    assert "reasoning" in made[0] and all(row["tool_calls"] is None for row in made), "channels imply thoughts"
+    assert "reasoning" in made[0] and all(row["tool_calls"] is None for row in made), "the format implies thoughts"
 
 
 def test_a_bad_list_of_tools_is_its_rows_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""More chat templates with tools: those of models since the end of 2025 (`tool_templates.py` has the others)."""
+"""More chat templates with tools (`tool_templates.py` has the others): MiniMax, DeepSeek's latest, Cohere, Hunyuan."""
 
 # MiniMax M2.
 MINIMAX = """{%- set begin, end = '<minimax:tool_call>', '</minimax:tool_call>' -%}
@@ -50,4 +50,41 @@ DSML = """{%- set dsml = '｜DSML｜' -%}{{ bos_token }}
 {{- 'true' if value is string else 'false' }}">{{ value if value is string else value | tojson }}</{{ dsml }}parameter>
 {% endfor %}</{{ dsml }}invoke>
 {% endfor %}</{{ dsml }}function_calls>{% endif %}{{ eos_token }}{% endif %}
+{%- endfor %}"""
+
+# Command R7B, Command A. Its tool calls have numbers of their own.
+COHERE = """{{ bos_token }}
+{%- set numbers = namespace(next=0) %}
+{%- if tools %}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Write <|START_ACTION|> followed by a list of tool calls.
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}<|END_OF_TURN_TOKEN|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{{ message.content }}<|END_OF_TURN_TOKEN|>
+{%- elif message.role == 'tool' %}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|><|START_TOOL_RESULT|>[
+    {"tool_call_id": "0", "results": {"0": {{ message.content | tojson }}}, "is_error": null}
+]<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>
+{%- elif message.tool_calls %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_ACTION|>[
+{% for call in message.tool_calls %}
+    {"tool_call_id": "{{ numbers.next }}", "tool_name": "{{ call.function.name }}", "parameters":
+{{- ' ' + (call.function.arguments | tojson) }}}{{ '' if loop.last else ',' }}
+{% set numbers.next = numbers.next + 1 %}
+{% endfor %}
+]<|END_ACTION|><|END_OF_TURN_TOKEN|>
+{%- else %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|>
+{{- '<|END_OF_TURN_TOKEN|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"""
+
+# Hunyuan A13B.
+HUNYUAN = """<|startoftext|>
+{%- if tools %}Write <tool_calls>[{"name": "func_name1", "arguments": {"argument1": "value1"}},...]</tool_calls>.
+{{ tools | tojson }}<|extra_4|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<tool_response>{{ message.content }}</tool_response><|extra_0|>
+{%- elif message.tool_calls %}{% set ns = namespace(calls='[') %}
+{%- for call in message.tool_calls %}{% set call = call.function %}
+{%- set ns.calls = ns.calls + '{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) + '}' %}
+{%- set ns.calls = ns.calls + (']' if loop.last else ', ') %}
+{%- endfor %}{{ (message.content or '') + '<tool_calls>' + ns.calls + '</tool_calls><|eos|>' }}
+{%- else %}{{ message.content }}{{ '<|eos|>' if message.role == 'assistant' else '<|extra_0|>' }}{% endif %}
 {%- endfor %}"""

@@ -62,7 +62,10 @@ SPECIAL: dict[tuple[str, ...], list[ToolFormat]] = {
     (): FORMS,
     ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"): [*FORMS[:4], "qwen3_coder"],
     ("[TOOL_CALLS]", "[ARGS]"): ["mistral"],
-    **{MARKERS[form]: [form] for form in ("nemotron_json", "lfm2", "glm45", "kimi_k2", "minimax_m2", "harmony")},
+    **{
+        MARKERS[form]: [form]
+        for form in ("nemotron_json", "lfm2", "glm45", "kimi_k2", "minimax_m2", "cohere", "hunyuan_a13b", "harmony")
+    },
     MARKERS["deepseek_v3"]: ["deepseek_v3", "deepseek_v31"],
     MARKERS["deepseek_v32"]: ["deepseek_v32", "deepseek_v4"],
 }
@@ -166,7 +169,13 @@ def test_parameters_that_no_grammar_can_be_made_of_are_refused() -> None:
 def test_any_name_is_called_but_those_that_could_not_be_read_back(tmp_path: Path) -> None:
     tokenizer = with_special(tmp_path, "[TOOL_CALLS]", "[ARGS]")
     plain = {"type": "object", "properties": {}, "additionalProperties": False}
-    for name, form in (("ge\x7ft", "hermes"), ('a"b\\{}\n<é>', "hermes"), ("a b", "granite"), ("ge\x7ft", "mistral")):
+    for name, form in (
+        ("ge\x7ft", "hermes"),
+        ('a"b\\{}\n<é>', "hermes"),
+        ("a b", "granite"),
+        ('a"b\\{}\n<é>', "cohere"),
+        ("ge\x7ft", "mistral"),
+    ):
         structured = bound(form, True, [{"name": name, "parameters": plain}])  # type: ignore[arg-type]
         eos = tokenizer.eos_token_id
         assert eos is not None

@@ -15,7 +15,7 @@ class ThinkingSpec(Section):
         None,
         min_length=1,
         description="Text that begins the thoughts (the prompt may already have it). Default: <think>; of gpt-oss "
-        "<|channel|>analysis<|message|>.",
+        "<|channel|>analysis<|message|>; of a known format of tool calls, what its models write.",
     )
     end: str | None = Field(
         None,

@@ -15,6 +15,11 @@ from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
 # And where only the answer may: its prompts end with `<|end|><|start|>assistant`.
 CHANNELS = (ANALYSIS[0], "<|end|><|start|>assistant<|channel|>final<|message|>")
+# Between which models think that write calls in these formats, where it is not <think> and </think>.
+THOUGHTS: Mapping[str, tuple[str, str]] = {
+    "harmony": CHANNELS,
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+}
 
 
 class ToolCallsSpec(Section):
@@ -25,9 +30,11 @@ class ToolCallsSpec(Section):
         description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
         "parameters} (Llama 3.1 to 3.3), or [name(key=value)], as the small ones write it at times. mistral: behind "
         "[TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite 3, Phi-4-mini). nemotron_json: a list between "
-        "<TOOLCALL> and </TOOLCALL> (Nemotron Nano v2, Llama Nemotron). lfm2: <|tool_call_start|>[name(key=value)], as "
-        "in Python (LFM2, LFM2.5). qwen3_coder: <tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5, "
-        "Nemotron 3). glm45: <tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). minimax_m2: "
+        "<TOOLCALL> and </TOOLCALL> (Nemotron Nano v2, Llama Nemotron). cohere: a list between <|START_ACTION|> and "
+        "<|END_ACTION|> (Command R7B, Command A). hunyuan_a13b: a list between <tool_calls> and </tool_calls> (Hunyuan "
+        "A13B, Jamba). lfm2: <|tool_call_start|>[name(key=value)], as in Python (LFM2, LFM2.5). qwen3_coder: "
+        "<tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5, Nemotron 3). glm45: "
+        "<tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). minimax_m2: "
         "<minimax:tool_call><invoke name=...><parameter name=...>value (MiniMax M2). deepseek_v3: a section of calls, "
         "with arguments between ```json and ``` (DeepSeek V3, R1). deepseek_v31: without those (DeepSeek V3.1). "
         "deepseek_v32: between <｜DSML｜function_calls>, each argument between tags (DeepSeek V3.2). deepseek_v4: the "

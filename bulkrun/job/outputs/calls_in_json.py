@@ -1,6 +1,7 @@
 """Calls as models write them that put a whole call into JSON, or into Python, one or a list of them.
 
-Hermes and Qwen, Llama, Mistral, Granite, Nemotron; LFM2 and the small Llamas, which write lists of calls as in Python.
+Hermes and Qwen, Llama, Mistral, Granite, Nemotron, Cohere, Hunyuan; LFM2 and the small Llamas, which write lists of
+calls as in Python.
 
 Each reader takes a text and the position after the marker that begins calls; it gives the calls and where they end, and
 raises NoCall where there are none.
@@ -16,6 +17,7 @@ from bulkrun.job.outputs.calls_in_python import read_python_call
 
 _HERMES_END = "</tool_call>"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
+_COHERE_MARKERS = re.compile(r"\A\s*<\|START_(?:RESPONSE|TEXT)\|>|<\|END_(?:RESPONSE|TEXT)\|>\s*\Z")
 _CUT = re.compile(r";\s*(\{.*)?", re.DOTALL)  # what follows a whole call where the next is not
 
 
@@ -71,6 +73,23 @@ def read_nemotron(text: str, at: int) -> tuple[list[Call], int]:
     return calls, _after(text, at, "</TOOLCALL>")
 
 
+def read_cohere(text: str, at: int) -> tuple[list[Call], int]:
+    """A list of calls with names of its own for what they have; the numbers that it gives them say nothing."""
+    calls, at = _read_list(text, at, _cohere_call)
+    return calls, _after(text, at, "<|END_ACTION|>")
+
+
+def without_cohere_markers(text: str) -> str:
+    """An answer without the markers around it, which are texts in some tokenizers."""
+    return _COHERE_MARKERS.sub("", text)
+
+
+def read_hunyuan(text: str, at: int) -> tuple[list[Call], int]:
+    """A list of calls, which a marker ends."""
+    calls, at = _read_list(text, at, _json_call)
+    return calls, _after(text, at, "</tool_calls>")
+
+
 def read_lfm2(text: str, at: int) -> tuple[list[Call], int]:
     """A list of calls as in Python, or in JSON where the prompt asks for that. Its brackets may be missing."""
     calls, at = _read_items(text, _after(text, at, "["), _lfm2_call)
@@ -110,6 +129,11 @@ def _json_call(text: str, at: int) -> tuple[Call, int]:
     return _call(value, "arguments"), at
 
 
+def _cohere_call(text: str, at: int) -> tuple[Call, int]:
+    value, at = json_at(text, at)
+    return _call(value, "parameters", name="tool_name"), at
+
+
 def _nemotron_call(text: str, at: int) -> tuple[Call, int]:
     """The prompt shows arguments in quotes, and some come so: as a text that is JSON."""
     value, at = json_at(text, at)
@@ -130,8 +154,8 @@ def _after(text: str, at: int, marker: str) -> int:
     return begin + len(marker) if text.startswith(marker, begin) else at
 
 
-def _call(value: Any, key: str) -> Call:
+def _call(value: Any, key: str, name: str = "name") -> Call:
     """A call that names its arguments `key`."""
     if not isinstance(value, dict):
         raise NoCall
-    return call_of(value.get("name"), value.get(key))
+    return call_of(value.get(name), value.get(key))

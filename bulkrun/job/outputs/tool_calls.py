@@ -6,6 +6,8 @@
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}, again and again
     granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...], perhaps with <|/tool_call|> at the end
     nemotron_json <TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>
+    cohere       <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}, ...]<|END_ACTION|>
+    hunyuan_a13b <tool_calls>[{"name": ..., "arguments": {...}}, ...]</tool_calls>
     lfm2         <|tool_call_start|>[name(key="value", ...), ...]<|tool_call_end|> (`calls_in_python.py`)
     deepseek_v3, deepseek_v31, kimi_k2  sections of calls (`calls_in_sections.py`)
     qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45, minimax_m2, deepseek_v32,
@@ -27,12 +29,15 @@ from typing import NamedTuple
 from bulkrun.job.outputs.call import Call, NoCall
 from bulkrun.job.outputs.calls_in_json import (
     read_bare_llama,
+    read_cohere,
     read_granite,
     read_hermes,
+    read_hunyuan,
     read_lfm2,
     read_llama,
     read_mistral,
     read_nemotron,
+    without_cohere_markers,
 )
 from bulkrun.job.outputs.calls_in_sections import read_deepseek, read_kimi
 from bulkrun.job.outputs.calls_in_tags import Texts, read_coder, read_dsml, read_glm, read_minimax
@@ -60,6 +65,8 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "hunyuan_a13b": ("<tool_calls>", "</tool_calls>"),
     "deepseek_v32": ("｜DSML｜",),
     "deepseek_v4": ("｜DSML｜",),
     "harmony": tuple(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
@@ -83,6 +90,8 @@ _Read = Callable[[str, int], tuple[list[Call], int]]  # calls in a text from a p
 def split_calls(text: str, tool_format: ToolFormat, texts: str = "") -> Split:
     """The calls in an answer that ended, and the rest of it. `texts` is that of `request.ToolCalls`."""
     opener, read = _opener_and_reader(tool_format, texts)
+    if tool_format == "cohere":
+        text = without_cohere_markers(text)
     if tool_format == "llama3_json" and (bare := _split_bare(text)).calls:
         return bare
     if opener not in text:
@@ -151,6 +160,8 @@ _FORMATS: dict[ToolFormat, tuple[str, _Read]] = {
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", read_deepseek),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", read_deepseek),
     "kimi_k2": ("<|tool_calls_section_begin|>", read_kimi),
+    "cohere": ("<|START_ACTION|>", read_cohere),
+    "hunyuan_a13b": ("<tool_calls>", read_hunyuan),
     "harmony": (OPENER, read_harmony),
 }
 # What models take for the beginning at times.

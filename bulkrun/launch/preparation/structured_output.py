@@ -15,7 +15,7 @@ from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
-from bulkrun.job.jobfile.tool_calls import CHANNELS
+from bulkrun.job.jobfile.tool_calls import CHANNELS, THOUGHTS
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.thinking import ThinkingMarkers
 from bulkrun.text.token_lists import word_token_ids
@@ -46,8 +46,8 @@ def with_markers(spec: JobSpec, architecture: str) -> JobSpec:
     A known format of tool calls (`with_tool_format`) tells them too.
     """
     thinking, calls = spec.sampling.thinking, spec.sampling.tool_calls
-    has_channels = calls is not None and calls.format == "harmony"
-    markers = CHANNELS if has_channels else _MARKERS.get(architecture)
+    of_calls = None if calls is None else THOUGHTS.get(calls.format)
+    markers = of_calls or _MARKERS.get(architecture)
     if thinking is None or markers is None or thinking.start is not None or thinking.end is not None:
         return spec
     named = thinking.model_copy(update={"start": markers[0], "end": markers[1]})

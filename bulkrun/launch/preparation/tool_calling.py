@@ -27,6 +27,8 @@ _FORMATS = (
     f"set sampling.tool_calls.format: {', '.join(get_args(ToolFormat))}, or none, which leaves calls in the response"
 )
 
+_THINK_FIRST = ("harmony", "cohere")
+
 _PROBE = {
     "type": "function",
     "function": {"name": "probe", "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
@@ -38,8 +40,8 @@ _PROBE_CHATS = ([_ASKED], [{"role": "system", "content": "Be kind."}, _ASKED])
 def with_tool_format(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
     """The spec with the format of tool calls told from its chat template, where it offers tools or names no format.
 
-    Where calls come in channels, thoughts do too, and get a column. Raises JobFileError where the template does not
-    tell, or cannot be read.
+    Where its models think in markers of their own before they call, thoughts get a column. Raises JobFileError where
+    the template does not tell, or cannot be read.
     """
     calls = spec.sampling.tool_calls
     if calls is None and spec.prompt.tools is not None:
@@ -47,7 +49,8 @@ def with_tool_format(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
     if calls is None:
         return spec
     tool_format = _told_format(spec, tokenizer) if calls.format == "auto" else calls.format
-    implied = {"thinking": ThinkingSpec()} if tool_format == "harmony" and spec.sampling.thinking is None else {}
+    thinks = tool_format in _THINK_FIRST and spec.sampling.thinking is None
+    implied = {"thinking": ThinkingSpec()} if thinks else {}
     return spec.with_keys(sampling={"tool_calls": calls.model_copy(update={"format": tool_format}), **implied})
 
 

@@ -16,6 +16,7 @@ from bulkrun.request import ToolFormat
 Written = list[tuple[str, dict[str, Any]]]
 FORMS: list[ToolFormat] = [
     *("hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "deepseek_v3", "deepseek_v31", "kimi_k2"),
+    *("cohere", "hunyuan_a13b"),
 ]
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -57,6 +58,23 @@ def nemotron(calls: Written) -> str:
     return f"{granite(calls).replace('<|tool_call|>', '<TOOLCALL>', 1)}</TOOLCALL>"
 
 
+def cohere(calls: Written) -> str:
+    """As Command R7B's template writes them."""
+    numbered = enumerate(calls)
+    ones = [{"tool_call_id": str(n), "tool_name": name, "parameters": given} for n, (name, given) in numbered]
+    lines = ",\n".join(f"    {json.dumps(one, ensure_ascii=False)}" for one in ones)
+    return f"<|START_ACTION|>[\n{lines}\n]<|END_ACTION|>"
+
+
+def hunyuan(calls: Written) -> str:
+    return f"{granite(calls).replace('<|tool_call|>', '<tool_calls>', 1)}</tool_calls>"
+
+
+def jamba(calls: Written) -> str:
+    lines = ",\n".join(f"    {json.dumps({'name': name, 'arguments': given})}" for name, given in calls)
+    return f"<tool_calls>[\n{lines}\n]</tool_calls>"
+
+
 def deepseek_3(calls: Written) -> str:
     written = (f"function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```" for name, arguments in calls)
     blocks = "\n".join(f"<｜tool▁call▁begin｜>{one}<｜tool▁call▁end｜>" for one in written)
@@ -79,6 +97,7 @@ def kimi(calls: Written) -> str:
 WRITERS = [
     ("hermes", hermes), ("mistral", mistral), ("mistral", newer_mistral), ("granite", granite), ("granite", phi),
     ("nemotron_json", nemotron), ("deepseek_v3", deepseek_3), ("deepseek_v31", deepseek_31), ("kimi_k2", kimi),
+    ("cohere", cohere), ("hunyuan_a13b", hunyuan), ("hunyuan_a13b", jamba),
 ]  # fmt: skip
 
 
@@ -159,6 +178,12 @@ MALFORMED = [
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "x"}]</TOOLCALL>'),
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "{} and more"}]</TOOLCALL>'),
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": "[1]"}]</TOOLCALL>'),
+    ("cohere", "<|START_ACTION|>[]<|END_ACTION|>"),
+    ("cohere", '<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>'),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "f", "parameters": "x"}]<|END_ACTION|>'),
+    ("cohere", '<|START_ACTION|>{"tool_name": "f", "parameters": {}}'),
+    ("hunyuan_a13b", "<tool_calls>[]</tool_calls>"),
+    ("hunyuan_a13b", '<tool_calls>{"name": "f", "arguments": {}}</tool_calls>'),
     ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
     (
         "deepseek_v31",
@@ -190,6 +215,9 @@ def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
         ("granite", '<|tool_call|>[{"name": "f"}, ', ","),
         ("nemotron_json", '<TOOLCALL>[{"name": "f"}, {"na', ', {"na'),
         ("nemotron_json", '<TOOLCALL>[{"name": "f"}]</TOOL', "</TOOL"),
+        ("cohere", '<|START_ACTION|>[{"tool_name": "f"}, {"tool_na', ', {"tool_na'),
+        ("cohere", '<|START_ACTION|>[{"tool_name": "f"}]<|END_', "<|END_"),
+        ("hunyuan_a13b", '<tool_calls>[{"name": "f"}, {"na', ', {"na'),
         ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", None),
         ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", None),
         ("kimi_k2", "<|tool_call_begin|>f:12<|tool_call_argument_begin|>{}<|tool_call_end|>", None),
@@ -211,6 +239,17 @@ def test_calls_before_one_that_is_cut_are_calls(form: ToolFormat, text: str, res
 def test_nemotron_may_quote_arguments_or_forget_brackets(written: str) -> None:
     """Its prompt shows them quoted, and NVIDIA's own reader takes both."""
     assert split_calls(f"<TOOLCALL>{written}</TOOLCALL> So.", "nemotron_json") == Split("So.", [Call("f", '{"x": 1}')])
+
+
+@pytest.mark.parametrize("word", ["RESPONSE", "TEXT"])
+@pytest.mark.parametrize("call", ["", '<|START_ACTION|>[{"tool_name": "f"}]<|END_ACTION|>'])
+def test_commands_answer_is_without_its_markers(word: str, call: str) -> None:
+    """They may be no special tokens; one that the answer only spells is part of it."""
+    said = f"Write <|END_{word}|>, then <|START_{word}|>. So."
+    wanted = [Call("f", "{}")] if call else []
+    for before, after in (("", ""), (f"<|START_{word}|>", f"<|END_{word}|>"), (f"\n<|START_{word}|>", "")):
+        assert split_calls(f"{before}{said}{after}", "cohere") == Split(said, [])
+    assert split_calls(f"<|START_{word}|>{said}{call}", "cohere") == Split(said, wanted)
 
 
 @pytest.mark.parametrize("none", ["[]", "0", '""', "false"])

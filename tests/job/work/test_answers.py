@@ -45,6 +45,11 @@ SPECIAL = {
     913: "</TOOLCALL>",
     914: "<|tool_call_start|>",
     915: "<|tool_call_end|>",
+    916: "<|START_THINKING|>",
+    917: "<|END_THINKING|>",
+    918: "<|START_ACTION|>",
+    919: "<|END_ACTION|>",
+    920: "<|START_RESPONSE|>",
 }  # special tokens of a model that marks thoughts with them
 
 
@@ -304,6 +309,7 @@ HERMES = ToolCalls("hermes")
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 FOUND = ("f", '{"x": 1}')
 NEMOTRON = (912, *ids(f"[{CALL}]"), 913, 900)
+COHERE = (918, *ids('[{"tool_name": "f", "parameters": {"x": 1}}]'), 919, 900)
 LFM = (914, *ids("[f(x=1)]"), 915, 900)
 
 
@@ -331,6 +337,7 @@ def calling(
         ("nemotron_json", NEMOTRON),
         ("nemotron_json", (*ids(f"<TOOLCALL>[{CALL}]</TOOLCALL>"), 900)),
         ("lfm2", LFM),
+        ("cohere", COHERE),
     ],
 )
 def test_calls_are_found_whether_their_markers_are_special_tokens_or_text(
@@ -385,6 +392,16 @@ def test_calls_come_after_thoughts_whoever_begins_them(
     made = calling((*thoughts, *call), calls=ToolCalls(form), prompt=prompt, thinking=THINKING)
     assert (made.response, made.finish_reason, made.error_code) == (None, "tool_calls", None)
     assert (list(map(tuple, made.extra["tool_calls"])), made.extra.get("reasoning")) == ([FOUND], reasoning)
+
+
+def test_command_plans_in_its_own_markers_and_marks_its_answer() -> None:
+    thinking = Thinking("<|START_THINKING|>", "<|END_THINKING|>")
+    planned = calling((916, *ids("so"), 917, *COHERE), calls=ToolCalls("cohere"), thinking=thinking)
+    assert (planned.response, planned.extra["reasoning"]) == (None, "so")
+    assert list(map(tuple, planned.extra["tool_calls"])) == [FOUND]
+    for begin, end in (((920,), ()), (ids("<|START_RESPONSE|>"), ids("<|END_RESPONSE|>"))):  # which are special or not
+        said = calling((*begin, *ids("Hi."), *end, 900), calls=ToolCalls("cohere"), thinking=thinking)
+        assert (said.response, said.finish_reason, said.extra) == ("Hi.", "stop", {})
 
 
 BOUND = {"format": "hermes", "functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]}
