@@ -119,7 +119,7 @@ class Thinking(NamedTuple):
 ToolFormat = Literal[
     "hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "qwen3_coder", "glm45",
     "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "minimax_m2", "cohere", "hunyuan_a13b",
-    "harmony",
+    "gemma4", "functiongemma", "harmony",
 ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def _function(rule: str, function: Function, to_json: ToJson) -> list[str]:
     _refuse_odd(name, schemas)
     required = set(parameters.get("required", ()))
     rules = [f'{rule}: {literal(f"{name}(")} {rule}_arguments ")"']
-    rules += _arguments(rule, [key in required for key in schemas])
+    rules += argument_rules(rule, [key in required for key in schemas], ", ")
     for index, (key, schema) in enumerate(schemas.items()):
         one = f"{rule}_{index}"
         values = [f"{one}_json", *map(literal, _constants(schema))]
@@ -45,7 +45,7 @@ def _function(rule: str, function: Function, to_json: ToJson) -> list[str]:
     return rules
 
 
-def _arguments(rule: str, required: Sequence[bool]) -> list[str]:
+def argument_rules(rule: str, required: Sequence[bool], comma: str) -> list[str]:
     """The rules of which argument may be the first one, and of what may follow each."""
     first = required.index(True) + 1 if any(required) else len(required)
     begins = [f"{rule}_{index} {rule}_after{index}" for index in range(first)]
@@ -53,7 +53,7 @@ def _arguments(rule: str, required: Sequence[bool]) -> list[str]:
     rules = [f"{rule}_arguments: {' | '.join(begins)}"]
     for index, is_required in enumerate(required[1:], 1):
         more = "" if is_required else "?"
-        rules.append(f'{rule}_after{index - 1}: (", " {rule}_{index}){more} {rule}_after{index}')
+        rules.append(f'{rule}_after{index - 1}: ("{comma}" {rule}_{index}){more} {rule}_after{index}')
     return [*rules, f'{rule}_after{len(required) - 1}: ""'] if required else rules
 
 

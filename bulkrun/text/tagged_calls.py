@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from bulkrun.text.text_pattern import ANY, regex, regex_of_pattern
+from bulkrun.text.text_pattern import text_regex
 
 Function = Mapping[str, Any]  # name, parameters
 Texts = Mapping[str, Mapping[str, Collection[str]]]
@@ -25,7 +25,6 @@ _KEY = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
 _QUOTED_KEY = re.compile(r'[^\s<>"]([^<>"\n]*[^\s<>"])?')
 _REFERENCE = re.compile(r'"\$ref": "#')
 _REFERS_ELSEWHERE = re.compile(_REFERENCE.pattern + r"(?!/(?:\$defs|definitions)/)")
-_MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each character more is a state
 
 
 class _Tags(NamedTuple):
@@ -136,7 +135,7 @@ def _dsml(section: str, mark: Mark) -> _Tags:
     """DeepSeek's: `section` is the name of what stands around calls. What marks its tags may be a special token."""
     marker = mark("｜DSML｜")
     opens, closes = f'"<" {marker}', f'"</" {marker}'
-    is_special = _is_special(marker)
+    special = is_special(marker)
     return _Tags(
         begin=f'{opens} "{section}>\\n"',
         call=f'{opens} "invoke name=\\""',
@@ -145,9 +144,9 @@ def _dsml(section: str, mark: Mark) -> _Tags:
         value='"\\" string=\\"false\\">"',
         text='"\\" string=\\"true\\">"',
         end_of_value=f'{closes} "parameter>\\n"',
-        after_text="<\\/" if is_special else "",
-        end_of_text=marker if is_special else '"</｜DSML｜parameter>"',
-        line='"parameter>\\n"' if is_special else '"\\n"',
+        after_text="<\\/" if special else "",
+        end_of_text=marker if special else '"</｜DSML｜parameter>"',
+        line='"parameter>\\n"' if special else '"\\n"',
         no_text="</｜DSML｜parameter>",
         end=f'{closes} "invoke>\\n"',
         between="",
@@ -237,27 +236,19 @@ def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
         return [f"{rule}_value: ({texts}) {tags.end_of_value}"]
     text = rule.upper()  # Lark's name for what is one regex
     looks = f"{text}: {_shape(schema, tags)}"
-    if _is_special(tags.end_of_text):
+    if is_special(tags.end_of_text):
         return [f"{rule}_value: {text} {tags.end_of_text} {tags.line}", looks]
     return [f"{rule}_value: {rule}_text {tags.line}", f"{rule}_text[suffix={tags.end_of_text}]: {text}", looks]
 
 
 def _shape(schema: Mapping[str, Any], tags: _Tags) -> str:
     """How a text looks, and what of its end is not part of it."""
-    pattern = "" if "pattern" not in schema else f" & {regex_of_pattern(schema['pattern'])}"
     null = " | /null/" if "null" in schema.get("type", ()) else ""
     after = f" /{tags.after_text}/" if tags.after_text else ""
-    return f"((/(?s:.{_length(schema)})/ & ~{regex(f'{ANY}{tags.no_text}{ANY}')}{pattern}){null}){after}"
+    return f"({text_regex(schema, tags.no_text)}{null}){after}"
 
 
-def _length(schema: Mapping[str, Any]) -> str:
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if max(least, most or 0) > _MAX_LENGTH:
-        return "*"
-    return f"{{{least},}}" if most is None else f"{{{least},{int(most)}}}"
-
-
-def _is_special(mark: str) -> bool:
+def is_special(mark: str) -> bool:
     """Whether a marker, as Lark reads it, is a special token."""
     return mark.startswith("<[")
 

@@ -7,9 +7,27 @@ the ends of its alternatives; elsewhere llguidance refuses them, as all that loo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 ANY = "(?s:.*)"
 _PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a regex: an escape, a class, a character
+
+
+_MAX_LENGTH = 1000  # of a text whose length is kept to: each character more is a state
+
+
+def text_regex(schema: Mapping[str, Any], never: str) -> str:
+    """How a text looks that fits a schema, as Lark reads it. The regex `never` is not found in it."""
+    pattern = "" if "pattern" not in schema else f" & {regex_of_pattern(schema['pattern'])}"
+    return f"(/(?s:.{_length(schema)})/ & ~{regex(f'{ANY}{never}{ANY}')}{pattern})"
+
+
+def _length(schema: Mapping[str, Any]) -> str:
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if max(least, most or 0) > _MAX_LENGTH:
+        return "*"
+    return f"{{{least},}}" if most is None else f"{{{least},{int(most)}}}"
 
 
 def regex_of_pattern(pattern: str) -> str:

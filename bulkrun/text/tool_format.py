@@ -26,6 +26,8 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
     ("kimi_k2", ("<|im_middle|>", "tool_declare")),  # the first ones write no earlier calls
     ("cohere", ("<|START_ACTION|>",)),
+    ("gemma4", ("<|tool_call>call:",)),
+    ("functiongemma", ("<start_function_call>call:",)),
     ("hunyuan_a13b", ("<tool_calls>[",)),
     ("harmony", ("<|channel|>", "functions.")),
 )

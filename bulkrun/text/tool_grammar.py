@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bulkrun.text.brace_calls import BRACE_FORMATS, brace_rules
 from bulkrun.text.closed_schema import closed
 from bulkrun.text.python_calls import python_rules
 from bulkrun.text.schema_formats import without_unknown_formats
@@ -38,16 +39,18 @@ _NAME = re.compile(r"[^\s<]+")
 def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str:
     """The Lark grammar of a `StructuredOutput` of the kind `tool_calls`. Raises ValueError for a schema too deep."""
     bound = json.loads(value)
-    rules = _tagged if bound["format"] in TAGGED_FORMATS else _lfm2 if bound["format"] == "lfm2" else _in_json
     try:
-        return "\n".join(rules(bound, special_id))
+        return "\n".join(_rules(bound, special_id))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _tagged(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
-    """The rules of a format with each argument between tags."""
-    return tagged_rules(bound, _schema, partial(_marker, special_id=special_id))
+def _rules(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
+    if bound["format"] in TAGGED_FORMATS:
+        return tagged_rules(bound, _schema, partial(_marker, special_id=special_id))
+    if bound["format"] in BRACE_FORMATS:
+        return brace_rules(bound, _schema, partial(_marker, special_id=special_id))
+    return _lfm2(bound, special_id) if bound["format"] == "lfm2" else _in_json(bound, special_id)
 
 
 def _lfm2(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:

@@ -29,7 +29,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 COLOR, SIZE = tool("color", of={"enum": ["red", "green", "blue"]}), tool("size", in_m={"type": "integer", "maximum": 9})
 # Forms of models that may think first.
-THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2", "minimax_m2", "cohere"}
+THINKERS = {"harmony", "nemotron_json", "lfm2", "deepseek_v31", "kimi_k2", "minimax_m2", "cohere", "gemma4"}
 OF_ROWS = [[COLOR], [SIZE], [COLOR, SIZE], [COLOR]]
 
 
@@ -82,7 +82,7 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "form", ["qwen3_coder", "glm45", "deepseek_v3", "deepseek_v32", "hunyuan_a13b", *sorted(THINKERS)]
+    "form", ["qwen3_coder", "glm45", "deepseek_v3", "deepseek_v32", "hunyuan_a13b", "functiongemma", *sorted(THINKERS)]
 )
 @pytest.mark.parametrize("of_job", [True, False])
 def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:

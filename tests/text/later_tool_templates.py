@@ -1,4 +1,4 @@
-"""More chat templates with tools (`tool_templates.py` has the others): MiniMax, DeepSeek's latest, Cohere, Hunyuan."""
+"""More chat templates with tools (`tool_templates.py` has the others): MiniMax, DeepSeek's, Cohere, Hunyuan, Gemma."""
 
 # MiniMax M2.
 MINIMAX = """{%- set begin, end = '<minimax:tool_call>', '</minimax:tool_call>' -%}
@@ -88,3 +88,33 @@ HUNYUAN = """<|startoftext|>
 {%- endfor %}{{ (message.content or '') + '<tool_calls>' + ns.calls + '</tool_calls><|eos|>' }}
 {%- else %}{{ message.content }}{{ '<|eos|>' if message.role == 'assistant' else '<|extra_0|>' }}{% endif %}
 {%- endfor %}"""
+
+# Gemma 4. Its declarations have keys between marks, its calls have them bare.
+GEMMA4 = """{{ bos_token }}
+{%- macro written(value) %}
+{%- if value is string %}{{ '<|"|>' + value + '<|"|>' }}
+{%- elif value is mapping %}{
+{%- for key, one in value | dictsort %}{{ key }}:{{ written(one) }}{{ '' if loop.last else ',' }}{% endfor %}}
+{%- elif value is boolean %}{{ 'true' if value else 'false' }}
+{%- elif value is sequence %}[
+{%- for one in value %}{{ written(one) }}{{ '' if loop.last else ',' }}{% endfor %}]
+{%- else %}{{ value }}{% endif %}
+{%- endmacro %}
+{%- if tools %}{{ '<|turn>system\\n' }}
+{%- for tool in tools %}<|tool>declaration:{{ tool.function.name }}{{ written(tool.function) }}<tool|>{% endfor %}
+{{- '<turn|>\\n' }}{% endif %}
+{%- for message in messages %}
+{{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+{%- for call in message.tool_calls or [] %}
+{{- '<|tool_call>call:' + call.function.name + written(call.function.arguments) + '<tool_call|>' }}
+{%- endfor %}{{ (message.content or '') + '<turn|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|turn>model\\n<|channel>thought\\n<channel|>' }}{% endif %}"""
+
+# FunctionGemma.
+FUNCTIONGEMMA = (
+    GEMMA4.replace('<|"|>', "<escape>")
+    .replace("<|tool_call>", "<start_function_call>")
+    .replace("<tool_call|>", "<end_function_call>")
+    .replace("<|channel>thought\\n<channel|>", "")
+)

@@ -15,7 +15,7 @@ from bulkrun.request import ToolFormat
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.chat_template import ChatTemplate
 from bulkrun.text.tool_format import tool_format_of
-from tests.text.later_tool_templates import COHERE, DSML, HUNYUAN, MINIMAX
+from tests.text.later_tool_templates import COHERE, DSML, FUNCTIONGEMMA, GEMMA4, HUNYUAN, MINIMAX
 from tests.text.tool_templates import (
     CALL,
     CODER,
@@ -38,7 +38,8 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "qwen3_coder": CODER, "glm45": GLM, "harmony": HARMONY,
     "nemotron_json": NEMOTRON, "lfm2": LFM, "deepseek_v3": DEEPSEEK_3, "deepseek_v31": DEEPSEEK_31, "kimi_k2": KIMI,
-    "cohere": COHERE, "hunyuan_a13b": HUNYUAN, "minimax_m2": MINIMAX,
+    "cohere": COHERE, "hunyuan_a13b": HUNYUAN, "gemma4": GEMMA4, "functiongemma": FUNCTIONGEMMA,
+    "minimax_m2": MINIMAX,
     "deepseek_v32": DSML, "deepseek_v4": DSML.replace("function_calls>", "tool_calls>"),
 }  # fmt: skip
 

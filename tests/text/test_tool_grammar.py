@@ -64,7 +64,18 @@ SPECIAL: dict[tuple[str, ...], list[ToolFormat]] = {
     ("[TOOL_CALLS]", "[ARGS]"): ["mistral"],
     **{
         MARKERS[form]: [form]
-        for form in ("nemotron_json", "lfm2", "glm45", "kimi_k2", "minimax_m2", "cohere", "hunyuan_a13b", "harmony")
+        for form in (
+            "nemotron_json",
+            "lfm2",
+            "glm45",
+            "kimi_k2",
+            "minimax_m2",
+            "cohere",
+            "hunyuan_a13b",
+            "gemma4",
+            "functiongemma",
+            "harmony",
+        )
     },
     MARKERS["deepseek_v3"]: ["deepseek_v3", "deepseek_v31"],
     MARKERS["deepseek_v32"]: ["deepseek_v32", "deepseek_v4"],
@@ -288,7 +299,7 @@ def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> 
     assert a["additionalProperties"] is False and "$defs" not in a and b["$defs"] == definitions
 
 
-@pytest.mark.parametrize("form", [*TAGGED, "lfm2"])
+@pytest.mark.parametrize("form", [*TAGGED, "lfm2", "gemma4"])
 def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
     """As schemas made of TypeScript do, and trees."""
     tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")

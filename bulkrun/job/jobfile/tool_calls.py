@@ -19,6 +19,7 @@ CHANNELS = (ANALYSIS[0], "<|end|><|start|>assistant<|channel|>final<|message|>")
 THOUGHTS: Mapping[str, tuple[str, str]] = {
     "harmony": CHANNELS,
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
 }
 
 
@@ -35,12 +36,13 @@ class ToolCallsSpec(Section):
         "A13B, Jamba). lfm2: <|tool_call_start|>[name(key=value)], as in Python (LFM2, LFM2.5). qwen3_coder: "
         "<tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5, Nemotron 3). glm45: "
         "<tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). minimax_m2: "
-        "<minimax:tool_call><invoke name=...><parameter name=...>value (MiniMax M2). deepseek_v3: a section of calls, "
-        "with arguments between ```json and ``` (DeepSeek V3, R1). deepseek_v31: without those (DeepSeek V3.1). "
-        "deepseek_v32: between <｜DSML｜function_calls>, each argument between tags (DeepSeek V3.2). deepseek_v4: the "
-        "same between <｜DSML｜tool_calls>. kimi_k2: a section of calls of functions.name:0 (Kimi K2, Kimi Linear). "
-        "harmony: a message to=functions.name, which ends the answer (gpt-oss). auto: told from the chat template. "
-        "none: calls stay in the response, for other models.",
+        "<minimax:tool_call><invoke name=...><parameter name=...>value (MiniMax M2). gemma4: "
+        "<|tool_call>call:name{key:value} (Gemma 4). functiongemma: <start_function_call>call:name{key:value} "
+        "(FunctionGemma). deepseek_v3: a section of calls, with arguments between ```json and ``` (DeepSeek V3, R1). "
+        "deepseek_v31: without those (DeepSeek V3.1). deepseek_v32: between <｜DSML｜function_calls>, each argument "
+        "between tags (DeepSeek V3.2). deepseek_v4: the same between <｜DSML｜tool_calls>. kimi_k2: a section of calls "
+        "of functions.name:0 (Kimi K2, Kimi Linear). harmony: a message to=functions.name, which ends the answer "
+        "(gpt-oss). auto: told from the chat template. none: calls stay in the response, for other models.",
     )
     parallel: bool = Field(
         True, description="Whether an answer may have several calls; false: what follows the first one is left out."

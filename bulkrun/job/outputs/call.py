@@ -25,6 +25,7 @@ class NoCall(ValueError):
 
 
 ReadCall = Callable[[str, int], tuple[Call, int]]  # the call at a position, and where it ends
+_ReadItem = Callable[[str, int], tuple[Any, int]]  # the same of anything
 
 
 def call_of(name: Any, arguments: Any) -> Call:
@@ -54,6 +55,23 @@ def read_section(text: str, at: int, read: ReadCall, end: re.Pattern[str]) -> tu
             assert ended is not None, "it matches nothing too"
             return calls, ended.end()
         calls.append(call)
+
+
+def items_within(text: str, at: int, close: str, read: _ReadItem) -> tuple[list[Any], int]:
+    """What stands in brackets from behind the first one on, with commas between, and where the last one ends.
+
+    Raises NoCall where that one is missing.
+    """
+    items = []
+    while not text.startswith(close, at := after_space(text, at)):
+        item, at = read(text, at)
+        items.append(item)
+        at = after_space(text, at)
+        if text.startswith(",", at):
+            at += 1
+        elif not text.startswith(close, at):
+            raise NoCall
+    return items, at + 1
 
 
 def json_at(text: str, at: int) -> tuple[Any, int]:

@@ -7,11 +7,10 @@ It is read here and never evaluated, and not by `ast`, which takes neither what 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bulkrun.job.outputs.call import Call, NoCall, after_space, call_of, json_at
+from bulkrun.job.outputs.call import Call, NoCall, after_space, call_of, items_within, json_at
 
 _WORD = r"\s*([^\s()\[\]{},=\"']+)\s*"
 _NAME, _KEY = re.compile(_WORD + r"\("), re.compile(_WORD + "=")
@@ -21,8 +20,6 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _MAX_DEPTH = 100
 
-_ReadItem = Callable[[str, int], tuple[Any, int]]  # what stands at a position, and where it ends
-
 
 def read_python_call(text: str, at: int) -> tuple[Call, int]:
     """The call that stands at a position, after white space, and where it ends. Raises NoCall.
@@ -31,22 +28,8 @@ def read_python_call(text: str, at: int) -> tuple[Call, int]:
     """
     if (named := _NAME.match(text, at)) is None:
         raise NoCall
-    arguments, at = _within(text, named.end(), ")", _argument)
+    arguments, at = items_within(text, named.end(), ")", _argument)
     return call_of(named[1], dict(arguments)), at
-
-
-def _within(text: str, at: int, close: str, read: _ReadItem) -> tuple[list[Any], int]:
-    """What stands in brackets from behind the first one on, with commas between, and where the last one ends."""
-    items = []
-    while not text.startswith(close, at := after_space(text, at)):
-        item, at = read(text, at)
-        items.append(item)
-        at = after_space(text, at)
-        if text.startswith(",", at):
-            at += 1
-        elif not text.startswith(close, at):
-            raise NoCall
-    return items, at + 1
 
 
 def _argument(text: str, at: int) -> tuple[tuple[str, Any], int]:
@@ -63,9 +46,9 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     at = after_space(text, at)
     first = text[at : at + 1]
     if first == "[":
-        return _within(text, at + 1, "]", partial(_value, depth=depth + 1))
+        return items_within(text, at + 1, "]", partial(_value, depth=depth + 1))
     if first == "{":
-        pairs, at = _within(text, at + 1, "}", partial(_pair, depth=depth + 1))
+        pairs, at = items_within(text, at + 1, "}", partial(_pair, depth=depth + 1))
         return dict(pairs), at
     if first in ("'", '"'):
         return _text(text, at)

@@ -9,6 +9,7 @@
     cohere       <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}, ...]<|END_ACTION|>
     hunyuan_a13b <tool_calls>[{"name": ..., "arguments": {...}}, ...]</tool_calls>
     lfm2         <|tool_call_start|>[name(key="value", ...), ...]<|tool_call_end|> (`calls_in_python.py`)
+    gemma4       <|tool_call>call:name{key:<|"|>value<|"|>, ...}<tool_call|> (`calls_in_braces.py`); so functiongemma
     deepseek_v3, deepseek_v31, kimi_k2  sections of calls (`calls_in_sections.py`)
     qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45, minimax_m2, deepseek_v32,
                  deepseek_v4
@@ -27,6 +28,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from bulkrun.job.outputs.call import Call, NoCall
+from bulkrun.job.outputs.calls_in_braces import read_functiongemma, read_gemma4
 from bulkrun.job.outputs.calls_in_json import (
     read_bare_llama,
     read_cohere,
@@ -67,6 +69,8 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
     "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "hunyuan_a13b": ("<tool_calls>", "</tool_calls>"),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
     "deepseek_v32": ("｜DSML｜",),
     "deepseek_v4": ("｜DSML｜",),
     "harmony": tuple(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
@@ -162,6 +166,8 @@ _FORMATS: dict[ToolFormat, tuple[str, _Read]] = {
     "kimi_k2": ("<|tool_calls_section_begin|>", read_kimi),
     "cohere": ("<|START_ACTION|>", read_cohere),
     "hunyuan_a13b": ("<tool_calls>", read_hunyuan),
+    "gemma4": ("<|tool_call>", read_gemma4),
+    "functiongemma": ("<start_function_call>", read_functiongemma),
     "harmony": (OPENER, read_harmony),
 }
 # What models take for the beginning at times.

@@ -50,6 +50,11 @@ SPECIAL = {
     918: "<|START_ACTION|>",
     919: "<|END_ACTION|>",
     920: "<|START_RESPONSE|>",
+    921: "<|tool_call>",
+    922: "<tool_call|>",
+    923: '<|"|>',
+    924: "<|channel>",
+    925: "<channel|>",
 }  # special tokens of a model that marks thoughts with them
 
 
@@ -402,6 +407,16 @@ def test_command_plans_in_its_own_markers_and_marks_its_answer() -> None:
     for begin, end in (((920,), ()), (ids("<|START_RESPONSE|>"), ids("<|END_RESPONSE|>"))):  # which are special or not
         said = calling((*begin, *ids("Hi."), *end, 900), calls=ToolCalls("cohere"), thinking=thinking)
         assert (said.response, said.finish_reason, said.extra) == ("Hi.", "stop", {})
+
+
+def test_gemmas_thoughts_begin_with_a_special_token_and_a_word() -> None:
+    thinking = Thinking("<|channel>thought", "<channel|>")
+    call = (921, *ids("call:f{x:"), 923, *ids("a}"), 923, *ids("}"), 922, 900)
+    made = calling((924, *ids("thought\nhm"), 925, *call), calls=ToolCalls("gemma4"), thinking=thinking)
+    assert (made.response, made.extra["reasoning"]) == (None, "hm")
+    assert list(map(tuple, made.extra["tool_calls"])) == [("f", '{"x": "a}"}')]
+    ended = calling(ids("Hi."), prompt=(1, 924, *ids("thought\n"), 925), calls=ToolCalls("gemma4"), thinking=thinking)
+    assert (ended.response, ended.extra) == ("Hi.", {})
 
 
 BOUND = {"format": "hermes", "functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]}

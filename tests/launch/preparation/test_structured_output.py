@@ -101,8 +101,9 @@ def test_markers_of_thoughts_that_the_model_can_write_pass() -> None:
 def test_thoughts_of_gpt_oss_are_in_its_channels_unless_the_job_names_markers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def markers(architecture: str, **thinking: object) -> tuple[str, str]:
-        named = with_markers(spec(thinking=thinking), architecture).sampling.thinking
+    def markers(architecture: str, form: str = "none", **thinking: object) -> tuple[str, str]:
+        given = spec(thinking=thinking, tool_calls={"format": form})
+        named = with_markers(given, architecture).sampling.thinking
         assert named is not None
         return named.to_param()[:2]
 
@@ -110,6 +111,8 @@ def test_thoughts_of_gpt_oss_are_in_its_channels_unless_the_job_names_markers(
     start, end = markers("GptOssForCausalLM", max_tokens=5)
     assert start.startswith("<|channel|>analysis") and end.startswith("<|end|><|start|>assistant<|channel|>final")
     assert markers("GptOssForCausalLM", start="<think>") == ("<think>", "</think>")
+    for form, begin in (("cohere", "<|START_THINKING|>"), ("gemma4", "<|channel>thought"), ("hermes", "<think>")):
+        assert markers("LlamaForCausalLM", form)[0] == begin
     assert with_markers(spec(), "GptOssForCausalLM").sampling.thinking is None
     warn_of_channels(spec(thinking={}), "GptOssForCausalLM")
     warn_of_channels(spec(), "LlamaForCausalLM")
