@@ -192,6 +192,7 @@ def test_the_models_own_tokenizer_beside_an_adapter_is_fine_and_another_one_is_t
         ({"engine": {"adapter": "legal"}}, r"engine\.adapters: goes not with adapter, which all rows have; leave one"),
         ({"engine": {"load_format": "dummy"}}, r"engine\.adapters: means nothing to the random weights"),
         ({"engine": {"adapters": {"legal": ""}}}, r"engine\.adapters: each has a name and a directory or hub id"),
+        ({"engine": {"adapters": {"bundled:tiny": "l"}}}, r"engine\.adapters: 'bundled:tiny' is the model, and rows"),
         ({"task": "embed"}, r"engine\.adapters: with task: embed all rows have one model; run a job for each"),
     ],
 )

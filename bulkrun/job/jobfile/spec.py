@@ -241,6 +241,11 @@ class JobSpec(Section):
     def _adapters_to_name(self) -> JobSpec:
         if self.input.adapter is not None and not self.engine.adapters:
             raise ValueError("input.adapter: there are none to name; list them in engine.adapters")
+        if self.model in self.engine.adapters:
+            raise ValueError(
+                f"engine.adapters: {self.model!r} is the model, and rows that name it run without an adapter; give "
+                "this one another name"
+            )
         return self
 
     @model_validator(mode="after")
