@@ -77,8 +77,10 @@ class PartsEngine:
         return self._engine.partial_outputs()
 
     def stats(self) -> EngineStats:
-        """The engine's, which counts texts."""
-        return self._engine.stats()
+        """The engine's, which counts texts, with those that wait to enter it."""
+        stats = self._engine.stats()
+        unfinished = sum(len(whole.request.parts) - len(whole.done) for whole in self._wholes.values())
+        return replace(stats, num_waiting=stats.num_waiting + unfinished - len(self._inside))
 
     def _fill(self) -> None:
         room = _STEPS_AHEAD * self.max_num_seqs - len(self._inside)

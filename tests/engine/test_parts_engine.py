@@ -63,6 +63,16 @@ def test_no_more_goes_in_than_a_few_steps_take() -> None:
     assert most <= 8 and len(inner.seen) == 99
 
 
+def test_texts_that_have_not_ended_are_counted() -> None:
+    engine, left = PartsEngine(FakeEmbedder(max_num_seqs=2)), []
+    engine.add_request(request("a", *([n] for n in range(1, 20))))
+    engine.add_request(request("b", [1]))
+    while engine.has_unfinished():
+        engine.step()
+        left.append(engine.stats().num_running + engine.stats().num_waiting)
+    assert left == list(range(18, -1, -2))
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_what_is_dropped_neither_ends_nor_runs_on_and_may_come_again(steps: int) -> None:
     inner = FakeEmbedder(max_num_seqs=2)

@@ -59,6 +59,15 @@ class EngineRunner:
         return self._engine.max_num_seqs
 
     @property
+    def places(self) -> int:
+        """Texts that may come beside those that are here, so that as many wait as can run at once.
+
+        Of a request of several texts, of which some hundred thousand may be one row, each that has not ended counts.
+        """
+        stats = self.stats
+        return 2 * self.max_num_seqs - max(len(self.in_flight), stats.num_running + stats.num_waiting)
+
+    @property
     def stats(self) -> EngineStats:
         """The current engine's counters; a new engine counts from zero."""
         return self._engine.stats() if self._is_loaded else EngineStats()

@@ -153,8 +153,7 @@ class JobRunner:
             self._pipeline.admit(suspects)
             return
         # The ordinary case: nobody is under suspicion.
-        places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
-        self._pipeline.admit(self._supply.next(places))
+        self._pipeline.admit(self._supply.next(self._engine.places))
 
     def _convict_suspects(self) -> None:
         """With nothing left to run, make rows that crashed the engine alone error rows."""

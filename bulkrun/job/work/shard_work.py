@@ -32,6 +32,11 @@ class Generation:
     sample: int
     adapter: str = ""  # of the model that it is for
 
+    @property
+    def num_texts(self) -> int:
+        """Places that it takes in an engine: a request of several texts has one for each."""
+        return len(self.request.parts) or 1
+
 
 @dataclass(frozen=True)
 class ShardWork:

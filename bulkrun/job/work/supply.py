@@ -38,9 +38,10 @@ class Supply:
         self._next_help = 0.0
 
     def next(self, places: int) -> list[Generation]:
-        """At most so many generations to run now; none while there are none, or before suspects that run first."""
+        """Generations to run now, so many that their texts fill the places; none while there are none, or before
+        suspects that run first."""
         generations = self._take(places)
-        if not generations and len(self._engine.in_flight) < self._engine.max_num_seqs:
+        if not generations and places > self._engine.max_num_seqs:
             generations = self._help(places)
         return generations
 
@@ -51,13 +52,14 @@ class Supply:
     def _take(self, places: int) -> list[Generation]:
         """The next generations of this worker's shards; none after one with suspects was opened, which run first."""
         taken: list[Generation] = []
-        while len(taken) < places and not self._engine.isolation.active:
+        while places > 0 and not self._engine.isolation.active:
             if (generation := self._feed.next()) is None:
                 if (shard := self._claim(taken)) is None:
                     break
                 self._open_shard(shard)
             elif key_of(generation) not in self._elsewhere and self._fits(generation):
                 taken.append(generation)
+                places -= generation.num_texts
         return taken
 
     def _claim(self, taken: list[Generation]) -> int | None:

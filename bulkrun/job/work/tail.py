@@ -9,7 +9,7 @@ once. Whoever finds every outcome of such a shard on disk commits it. Knows no e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bulkrun.job.store.journal import JournalRecord
@@ -57,8 +57,8 @@ class Tail:
     ) -> Help | None:
         """Find something to do in the shards that this worker has begun, else in one of another, each in its turn.
 
-        `mine` is in this worker's engine; at most `places` generations are taken. `may_help`: whether in a shard of
-        another.
+        `mine` is in this worker's engine; what is taken fills `places` with its texts. `may_help`: whether in a shard
+        of another.
         """
         attempts = attempts_by_shard(self._run)
         living = set(self._living(set[str]().union(*attempts.values())))
@@ -88,7 +88,7 @@ class Tail:
             return Help(shard, whole=True)
         aside = set_aside(work, suspicion(self._run, shard, self._life))
         waiting = (generation for generation in aside.work.generations if key_of(generation) not in taken)
-        last = list(deque(waiting, maxlen=places))
+        last = _last(waiting, places)
         # One of those who work on the shard sees to the suspects; all of them can tell who that is.
         suspects = bool(aside.groups or aside.convicted) and self._worker <= min(others, default=self._worker)
         refused = [] if others else work.refused  # the worker that opened it died before it journaled them
@@ -99,3 +99,14 @@ class Tail:
 
     def _living(self, attempts: set[str]) -> list[str]:
         return sorted(worker for worker in attempts - {self._worker} if self._life.lives(worker))
+
+
+def _last(generations: Iterable[Generation], places: int) -> list[Generation]:
+    """The last ones, as many as fill the places."""
+    last = deque[Generation]()
+    for generation in generations:
+        last.append(generation)
+        places -= generation.num_texts
+        while places + last[0].num_texts <= 0:
+            places += last.popleft().num_texts
+    return list(last)

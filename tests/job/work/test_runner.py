@@ -17,7 +17,7 @@ from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.flight import read_flight
 from bulkrun.job.work.runner import RunOutcome
-from bulkrun.request import Request
+from bulkrun.request import EngineStats, Request
 from tests.job.fake_engine import FakeEngine, expected_tokens
 from tests.job.small_runs import Row, enter, job, make_rows, make_runner, oracle, results, start, write_plan
 
@@ -97,6 +97,23 @@ def test_the_queue_stays_full_across_shard_borders(tmp_path: Path) -> None:
     engine = FakeEngine(8)
     start(tmp_path / "out", rows, spec, engine=engine, shard_rows=7)
     assert engine.starved_steps <= 5, "only the tail may run with free places"
+
+
+def test_a_row_of_many_texts_takes_the_places_of_as_many_that_have_not_ended(tmp_path: Path) -> None:
+    """Prompts of thousands of texts each would fill the memory, were they counted as one."""
+
+    class Several(FakeEngine):
+        def stats(self) -> EngineStats:
+            unfinished = [*self._waiting, *(request for request, _ in self._running.values())]
+            texts.append(sum(len(request.parts) or 1 for request in unfinished))
+            return EngineStats(num_waiting=texts[-1])
+
+    texts = [0]
+    parts = {4: [1, 1, 1, 1], 5: [1, 1, 1, 1, 1], 6: [2, 2, 2]}
+    rows = [Row(n, f"id-{n}", tuple(range(n, n + 4 + n % 3)), {"parts": parts[4 + n % 3]}) for n in range(40)]
+    outcome = start(tmp_path, rows, job(tmp_path, ignore_eos=True), engine=Several(max_num_seqs=4))
+    assert outcome.totals is not None and outcome.totals.rows == 40
+    assert max(texts) < 2 * 4 + 5, "the last one may be larger than what is left"
 
 
 def test_equal_greedy_prompts_run_once_and_sampled_ones_each(tmp_path: Path) -> None:

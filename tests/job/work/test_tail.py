@@ -14,7 +14,7 @@ from bulkrun.job.store.workers import LifeWatch, Worker
 from bulkrun.job.work.flight import FlightLog
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
-from tests.job.small_runs import enter, job, make_rows, write_plan
+from tests.job.small_runs import Row, enter, job, make_rows, write_plan
 
 ROWS = make_rows(20, error_every=0, duplicate_every=0)
 
@@ -74,6 +74,18 @@ def test_help_comes_from_the_end_and_leaves_what_is_in_engines_or_done(run: RunD
     everything = tail_of(run).look([0], [], 100, every)
     assert everything is not None and rows(everything.generations) == rows(order[4:-1])
     assert tail_of(run, "owner").elsewhere(0) == set(), "the owner's own engine is not elsewhere"
+
+
+def test_help_is_as_much_as_there_is_room_for(tmp_path: Path) -> None:
+    """A row of several texts takes a place for each."""
+    run, _ = enter(tmp_path / "lines", job(tmp_path / "lines"))
+    write_plan(run, [Row(n, f"{n}", (n, 2, 3, 4), {"parts": [1] * (n % 3 + 2)}) for n in range(6)], 6)
+    JournalWriter(run.journal_file(0, "me"))
+    last = [(row, row % 3 + 2) for row in rows(order_of(run))]
+    assert last == [(5, 4), (4, 3), (3, 2), (2, 4), (1, 3), (0, 2)]
+    for places, count in {1: 1, 2: 1, 3: 2, 5: 2, 6: 3, 9: 3, 10: 4, 99: 6}.items():
+        found = tail_of(run).look([0], [], places, every)
+        assert found is not None and rows(found.generations) == [row for row, _ in last[-count:]]
 
 
 def test_whoever_sees_every_outcome_on_disk_knows_it_is_whole(run: RunDir, owner: JournalWriter) -> None:
