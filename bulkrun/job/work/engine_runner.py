@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from bulkrun.errors import BulkrunError
+from bulkrun.errors import BulkrunError, Interrupted
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.flight import FlightLog
@@ -80,7 +80,8 @@ class EngineRunner:
     def change_adapter(self, adapter: str) -> None:
         """An engine with another adapter in the place of the one at hand, in which nothing runs.
 
-        Raises BulkrunError that says what is wrong with the model, and EngineLost where it is none of that.
+        Raises BulkrunError that says what is wrong with the model, Interrupted when a signal came meanwhile, and
+        EngineLost where it is none of that.
         """
         assert not self.in_flight, "their model is still needed"
         try:
@@ -161,6 +162,9 @@ class EngineRunner:
     def _replace_engine(self) -> None:
         try:
             self._load(self.adapter)
+        except Interrupted:
+            self._is_lost = True  # what was in it is as suspect to the next process
+            raise
         except Exception as error:
             self._is_lost = True
             raise EngineLost(

@@ -99,7 +99,8 @@ class JobRunner:
         self._pipeline.start()
         self._uploads.start()
         try:
-            self._loop()
+            with suppress(Interrupted):  # while it loaded a model
+                self._loop()
         finally:
             try:
                 self._pipeline.close()

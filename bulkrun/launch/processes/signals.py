@@ -65,6 +65,18 @@ class DrainOnSignal:
         if self.should_stop():
             raise Interrupted(f"stopped by {self.received or 'bulkrun cancel'} before the first row")
 
+    @contextmanager
+    def starting_again(self) -> Iterator[None]:
+        """A block within the run loop that a signal ends with `Interrupted`, as it does until the start."""
+        self._starting = True
+        try:
+            self.refuse_to_begin()
+            yield
+        except _StoppedWhileStarting as stop:
+            raise Interrupted(str(stop)) from None
+        finally:
+            self._starting = False
+
     def end_with(self, exit_code: int) -> None:
         """All is done: a signal that comes while Python puts its things away changes nothing, it only ends that."""
         self._exit_code = exit_code

@@ -71,7 +71,8 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
 
     def next_engine(adapter: str) -> Engine:
         release_garbage()
-        engine = load_engine(adapter)
+        with drain.starting_again():  # which may take minutes
+            engine = load_engine(adapter)
         freeze_heap()
         return engine
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import Interrupted, ModelError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
@@ -157,3 +157,19 @@ def test_before_a_plan_one_of_the_jobs_adapters_is_loaded_and_none_where_there_a
     plan = PlanView(RunDir(tmp_path))
     assert first_adapter(plan, ("legal",), "w") == "legal"
     assert first_adapter(plan, (), "w") == ""
+
+
+def test_a_signal_while_an_adapter_loads_saves_and_leaves_no_suspects(tmp_path: Path) -> None:
+    rows, spec = rows_of_adapters(), job(tmp_path)
+    engines = Engines(rows)
+    run, record = enter(tmp_path, spec)
+    write_plan(run, rows, SHARD_ROWS)
+
+    def stopped(adapter: str) -> FakeEngine:
+        raise Interrupted("stopped")
+
+    outcome = make_runner(run, record, spec, engines.make(""), rebuild_engine=stopped).run()
+    assert outcome.state == "interrupted"
+    assert [event["event"] for event in read_events(run)][-1] == "interrupted" and not run.workers_in_flight()
+    make_runner(run, record, spec, engines.make("legal"), rebuild_engine=engines.make, adapter="legal").run()
+    assert results(tmp_path) == oracle(rows, spec) and sorted(engines.made) == sorted(NAMES), "none of them twice"

@@ -42,6 +42,28 @@ DrainOnSignal.handle = acknowledge
 """
 
 
+AGAIN = """
+import sys, time
+from bulkrun.errors import Interrupted
+from bulkrun.launch.processes.signals import drain_on_signal
+with drain_on_signal(supervised=True) as drain:
+    drain.started()
+    with drain.starting_again():
+        pass
+    try:
+        if sys.argv[1] == "before":
+            print("ready", flush=True)
+            while not drain.should_stop():
+                time.sleep(0.01)
+        with drain.starting_again():
+            print("ready", flush=True)
+            time.sleep(60)
+    except Interrupted as error:
+        print(error, flush=True)
+print(drain.received, flush=True)
+"""
+
+
 def start(phase: str, after: str = "end", *, script: str = SCRIPT) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", script, phase, after], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -278,3 +300,11 @@ def test_while_starting_a_signal_ends_the_start() -> None:
 def test_a_supervised_process_hears_the_same_signal_twice_as_once() -> None:
     script = ACKNOWLEDGING + SCRIPT.replace("drain_on_signal()", "drain_on_signal(supervised=True)")
     check_that_two_change_as_much_as_one(start("started", "hang", script=script), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("phase", ["before", "while"])
+def test_what_starts_again_within_the_loop_is_ended_like_the_start(phase: str) -> None:
+    process = start(phase, script=AGAIN)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert said == "stopped by SIGTERM while starting; nothing was in flight\nSIGTERM\n" and process.returncode == 0
