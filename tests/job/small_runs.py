@@ -145,12 +145,14 @@ def make_runner(
     worker: Worker | None = None,
     deadline: float | None = None,
     adapter: str = "",
+    load_s: float = 0.0,
     **options: Any,
 ) -> JobRunner:
     """A worker that nobody stops and that goes on with the same engine after a failure, unless options say more."""
     attempt = Attempt(run, record, spec, worker or Worker.this_process())
     rebuild = rebuild_engine or (lambda adapter: engine)
-    pipeline = Pipeline(attempt, engine, decode, rebuild_engine=rebuild, deadline=deadline, adapter=adapter)
+    loaded = {"adapter": adapter, "load_s": load_s}
+    pipeline = Pipeline(attempt, engine, decode, rebuild_engine=rebuild, deadline=deadline, **loaded)
     return JobRunner(attempt, pipeline, **{"should_stop": lambda: False, "heartbeat_s": 1.0, **options})
 
 

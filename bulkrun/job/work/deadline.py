@@ -20,6 +20,7 @@ class Deadline:
     def __init__(self, deadline: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._deadline, self._clock = deadline, clock
         self._step_s = 0.0
+        self.load_s = 0.0  # that loading the model took last
         self.left_some = False  # whether a row was found that could not finish
 
     def observe(self, step_s: float) -> None:
@@ -31,10 +32,14 @@ class Deadline:
         """Whether it is time to stop and save."""
         return self._deadline is not None and self._clock() >= self._deadline - SAVE_S
 
-    def fits(self, output_tokens: float) -> bool:
-        """Whether a row that starts now and generates so many tokens would finish in time."""
+    def fits(self, output_tokens: float, *, loads: bool = False) -> bool:
+        """Whether a row that starts now and generates so many tokens would finish in time.
+
+        `loads`: once the model is loaded for it.
+        """
         if self._deadline is None:
             return True
-        fits = self._clock() + output_tokens * self._step_s <= self._deadline - SAVE_S
+        takes = output_tokens * self._step_s + (self.load_s if loads else 0.0)
+        fits = self._clock() + takes <= self._deadline - SAVE_S
         self.left_some |= not fits
         return fits

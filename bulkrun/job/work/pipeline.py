@@ -28,7 +28,7 @@ _LONG_OUTPUT = 128  # tokens; a shorter output is cheaper to make again than to 
 
 class Pipeline:
     """One worker's. `rebuild_engine` makes a fresh engine with an adapter, after one failed or for that adapter's rows;
-    `adapter` is that of `engine`. `deadline` is in monotonic seconds."""
+    `adapter` is that of `engine`, which took `load_s` to load. `deadline` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Pipeline:
         rebuild_engine: Callable[[str], Engine],
         deadline: float | None,
         adapter: str = "",
+        load_s: float = 0.0,
     ) -> None:
         run, worker, spec = attempt.run, attempt.worker.id, attempt.spec
         self._log, self._next_partials = attempt.log, 0.0
@@ -47,6 +48,7 @@ class Pipeline:
             self.plan, spec.sampled, max_model_len=engine.max_model_len, generates=spec.generates
         )
         self.deadline = Deadline(deadline)
+        self.deadline.load_s = load_s
         identity = RunIdentity.of(attempt.record, spec)
         self.recorder = Recorder(run, identity, decode, worker, checkpoint_every=spec.run.checkpoint_every)
         flight = FlightLog(run, worker, self.recorder.unjournaled)
@@ -62,7 +64,8 @@ class Pipeline:
             began = time.monotonic()
             self.engine.change_adapter(generations[0].adapter)
             self.progress.engine_replaced()
-            self._log("adapter_loaded", adapter=self.engine.adapter, load_s=round(time.monotonic() - began, 3))
+            self.deadline.load_s = time.monotonic() - began
+            self._log("adapter_loaded", adapter=self.engine.adapter, load_s=round(self.deadline.load_s, 3))
         self.engine.admit(generations)
 
     def step(self) -> None:

@@ -95,7 +95,8 @@ class Supply:
     def _fits(self, generation: Generation) -> bool:
         """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
         tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
-        return self._pipeline.deadline.fits(tokens - len(generation.request.output_token_ids))
+        left = tokens - len(generation.request.output_token_ids)
+        return self._pipeline.deadline.fits(left, loads=generation.adapter != self._engine.adapter)
 
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampled, self._spec.run.row_timeout)

@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,9 +79,19 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
 
     decode = prepared.tokenizer.decode_batch
     attempt = Attempt(run, record, prepared.spec, worker)
+    began = time.monotonic()
+    pipeline = Pipeline(
+        attempt,
+        first_engine(),
+        decode,
+        rebuild_engine=next_engine,
+        deadline=deadline,
+        adapter=adapter,
+        load_s=time.monotonic() - began,
+    )
     outcome = JobRunner(
         attempt,
-        Pipeline(attempt, first_engine(), decode, rebuild_engine=next_engine, deadline=deadline, adapter=adapter),
+        pipeline,
         should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
         heartbeat_s=_HEARTBEAT_S,
     ).run()

@@ -16,6 +16,7 @@ from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.adapter_order import first_adapter, in_own_order
+from bulkrun.job.work.deadline import SAVE_S
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine
@@ -173,3 +174,14 @@ def test_a_signal_while_an_adapter_loads_saves_and_leaves_no_suspects(tmp_path: 
     assert [event["event"] for event in read_events(run)][-1] == "interrupted" and not run.workers_in_flight()
     make_runner(run, record, spec, engines.make("legal"), rebuild_engine=engines.make, adapter="legal").run()
     assert results(tmp_path) == oracle(rows, spec) and sorted(engines.made) == sorted(NAMES), "none of them twice"
+
+
+def test_no_model_is_loaded_for_rows_that_cannot_finish(tmp_path: Path) -> None:
+    rows, spec = rows_of_adapters(), job(tmp_path)
+    engines = Engines(rows)
+    run, record = enter(tmp_path, spec)
+    write_plan(run, rows, SHARD_ROWS)
+    end = time.monotonic() + SAVE_S + 60.0
+    runner = make_runner(run, record, spec, engines.make(""), rebuild_engine=engines.make, deadline=end, load_s=61.0)
+    assert runner.run().state == "interrupted" and engines.made == [""]
+    assert len(run.parts()) == 4

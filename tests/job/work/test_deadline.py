@@ -32,6 +32,14 @@ def test_rows_that_cannot_finish_are_left_and_short_ones_still_run() -> None:
     assert deadline.over
 
 
+def test_rows_of_another_model_wait_for_it_to_load() -> None:
+    deadline = Deadline(200.0 + SAVE_S, Clock())
+    deadline.observe(0.5)
+    deadline.load_s = 40.0
+    assert deadline.fits(200) and deadline.fits(120, loads=True) and not deadline.left_some
+    assert not deadline.fits(121, loads=True) and deadline.left_some
+
+
 def test_the_speed_follows_the_last_steps() -> None:
     clock = Clock()
     deadline = Deadline(1100.0 + SAVE_S, clock)
