@@ -8,7 +8,7 @@ from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.models.config.find_model import ADAPTER_KEY, resolve_adapter
 
 # One of these is a whole tokenizer, which a trainer may have saved in its older form.
-_TOKENIZERS = (
+TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"
 )  # fmt: skip
 
@@ -32,7 +32,7 @@ def adapter_key(name: str) -> str:
 
 def has_tokenizer(adapter: Path) -> bool:
     """Whether one lies beside the adapter."""
-    return any((adapter / name).is_file() for name in _TOKENIZERS)
+    return any((adapter / name).is_file() for name in TOKENIZERS)
 
 
 def tokenizer_dir(model_dir: Path, adapter: Path | None) -> Path:

@@ -7,10 +7,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 from bulkrun.errors import ModelError
-from bulkrun.launch.preparation.adapter import adapter_key, has_tokenizer
+from bulkrun.launch.preparation.adapter import TOKENIZERS, adapter_key, has_tokenizer
 from bulkrun.text.tokenizer import Tokenizer
 
-_FILES = "*.j*"  # .json and .jinja
+_FILES = ("*.j*", *TOKENIZERS)  # .json, .jinja, and what is neither of a tokenizer in an older form
 
 
 def check_tokenizers(tokenizer: Tokenizer, adapters: Mapping[str, Path], *, has_template: bool) -> None:
@@ -44,7 +44,7 @@ def _difference(model: Tokenizer, adapter: Tokenizer, *, has_template: bool) -> 
 def _digest(folder: Path) -> bytes:
     """Of the files that say how texts become tokens, and of others of their kinds."""
     digest = blake2b(digest_size=16)
-    for file in sorted(folder.glob(_FILES)):
+    for file in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
         digest.update(f"{file.name} {file.stat().st_size}|".encode("utf-8", "surrogateescape"))
         digest.update(file.read_bytes())
     return digest.digest()
