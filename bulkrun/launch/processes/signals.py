@@ -68,14 +68,15 @@ class DrainOnSignal:
     @contextmanager
     def starting_again(self) -> Iterator[None]:
         """A block within the run loop that a signal ends with `Interrupted`, as it does until the start."""
-        self._starting = True
-        try:
-            self.refuse_to_begin()
-            yield
+        try:  # around all of it: the signal may come as the block begins, and as it ends
+            try:
+                self._starting = True
+                self.refuse_to_begin()
+                yield
+            finally:
+                self._starting = False
         except _StoppedWhileStarting as stop:
             raise Interrupted(str(stop)) from None
-        finally:
-            self._starting = False
 
     def end_with(self, exit_code: int) -> None:
         """All is done: a signal that comes while Python puts its things away changes nothing, it only ends that."""

@@ -64,6 +64,43 @@ print(drain.received, flush=True)
 """
 
 
+AT_EVERY_LINE = """
+import os, signal, sys
+from bulkrun.errors import Interrupted
+from bulkrun.launch.processes.signals import DrainOnSignal, drain_on_signal
+code = DrainOnSignal.starting_again.__wrapped__.__code__
+lines = 0
+
+def trace(frame, event, argument):
+    global lines
+    if frame.f_code is not code:
+        return None
+    if event == "line":
+        lines += 1
+        if lines == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+    return trace
+
+at = 1
+while True:
+    lines = 0
+    with drain_on_signal(supervised=True) as drain:
+        drain.started()
+        sys.settrace(trace)
+        try:
+            with drain.starting_again():
+                pass
+        except Interrupted:
+            assert drain.received == "SIGTERM"
+        else:
+            break
+        finally:
+            sys.settrace(None)
+    at += 1
+print(at, lines, drain.received)
+"""
+
+
 def start(phase: str, after: str = "end", *, script: str = SCRIPT) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", script, phase, after], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -308,3 +345,9 @@ def test_what_starts_again_within_the_loop_is_ended_like_the_start(phase: str) -
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=30)
     assert said == "stopped by SIGTERM while starting; nothing was in flight\nSIGTERM\n" and process.returncode == 0
+
+
+def test_a_signal_as_it_starts_again_or_has_just_started_is_not_lost() -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_EVERY_LINE], capture_output=True, text=True, timeout=60)
+    at, lines, received = ended.stdout.split()
+    assert ended.returncode == 0 and int(at) == int(lines) + 1 > 5 and received == "None", "each line once"
