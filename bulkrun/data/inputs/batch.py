@@ -45,9 +45,16 @@ class InputBatch:
 
     def head(self, rows: int) -> InputBatch:
         """The first `rows` rows of the batch."""
-        errors = {index: error for index, error in self.errors.items() if index < rows}
-        numbers = None if self.numbers is None else self.numbers.slice(0, rows)
-        return InputBatch(self.position, self.rows.slice(0, rows), errors, numbers)
+        return self.slice(0, rows)
+
+    def slice(self, start: int, rows: int | None = None) -> InputBatch:
+        """At most `rows` rows of the batch from `start` on; without, all of them."""
+        position = Position(self.position.file, self.position.row + start)
+        taken = self.rows.slice(start, rows)
+        end = start + taken.num_rows
+        errors = {index - start: error for index, error in self.errors.items() if start <= index < end}
+        numbers = None if self.numbers is None else self.numbers.slice(start, rows)
+        return InputBatch(position, taken, errors, numbers)
 
 
 class Source(Protocol):

@@ -29,7 +29,7 @@ class InputStream:
         if at != self._next:
             self._batches, self._rest, self._next = self._dataset.batches(at), None, at
         while rows and (batch := self._rest or next(self._batches, None)) is not None:
-            self._rest = _tail(batch, rows) if batch.rows.num_rows > rows else None
+            self._rest = batch.slice(rows) if batch.rows.num_rows > rows else None
             batch = batch.head(rows)
             rows -= batch.rows.num_rows
             self._next = batch.next
@@ -41,11 +41,3 @@ class InputStream:
         new, self._seen = met - self._seen, met
         inside = tuple(f"{name}." for name in self._dataset.schema.names)
         return {key: times for key, times in sorted(new.items()) if self._all_columns or key.startswith(inside)}
-
-
-def _tail(batch: InputBatch, start: int) -> InputBatch:
-    """The rows of the batch from row `start` of it on."""
-    position = Position(batch.position.file, batch.position.row + start)
-    errors = {index - start: error for index, error in batch.errors.items() if index >= start}
-    numbers = None if batch.numbers is None else batch.numbers.slice(start)
-    return InputBatch(position, batch.rows.slice(start), errors, numbers)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from bulkrun.data.inputs.batch import InputBatch
@@ -97,12 +98,14 @@ class PromptBuilder:
         return self._encoder.encode(self.render(batch))
 
     def stream(self, batches: Iterable[InputBatch]) -> Iterator[tuple[InputBatch, list[Prompt | RowError]]]:
-        """The prompts of many batches, in order: rendered here, tokenized on other threads a few batches ahead."""
+        """The prompts of many batches, in order: rendered here, tokenized on other threads a few batches ahead.
+
+        A batch of long texts comes in several pieces.
+        """
         waiting: deque[tuple[InputBatch, int, Future[list[Prompt | RowError]]]] = deque()
         with ThreadPoolExecutor(TOKENIZE_THREADS, "tokenize") as pool:
             try:
-                for batch in batches:
-                    rendered = self.render(batch)
+                for batch, rendered in chain.from_iterable(map(self._in_pieces, batches)):
                     waiting.append((batch, _characters(rendered), pool.submit(self._encoder.encode, rendered)))
                     while len(waiting) > BATCHES_AHEAD or sum(size for _, size, _ in waiting) > CHARACTERS_AHEAD:
                         ready, _, future = waiting.popleft()
@@ -111,6 +114,16 @@ class PromptBuilder:
                     yield ready, future.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def _in_pieces(self, batch: InputBatch) -> Iterator[tuple[InputBatch, list[RenderedPrompt | RowError]]]:
+        """A batch with its prompt texts, in pieces of as many characters as may wait, or of one row.
+
+        Texts may be much longer than their input: a query is there once for each of its documents.
+        """
+        rendered, start = self.render(batch), 0
+        for end in [*_ends_of_pieces(rendered), len(rendered)]:
+            yield batch.slice(start, end - start), rendered[start:end]
+            start = end
 
     def render(self, batch: InputBatch) -> list[RenderedPrompt | RowError]:
         """The prompt texts of a batch."""
@@ -174,7 +187,21 @@ class PromptBuilder:
 
 
 def _characters(rendered: Sequence[RenderedPrompt | RowError]) -> int:
-    return sum(p.size for p in rendered if isinstance(p, RenderedPrompt))
+    return sum(map(_size, rendered))
+
+
+def _size(prompt: RenderedPrompt | RowError) -> int:
+    return prompt.size if isinstance(prompt, RenderedPrompt) else 0
+
+
+def _ends_of_pieces(rendered: Sequence[RenderedPrompt | RowError]) -> Iterator[int]:
+    """Where each piece but the last one ends."""
+    characters = 0
+    for row, size in enumerate(map(_size, rendered)):
+        if characters and characters + size > CHARACTERS_AHEAD:
+            yield row
+            characters = 0
+        characters += size
 
 
 def _refuse_chat(spec: JobSpec) -> None:

@@ -339,7 +339,9 @@ def test_long_texts_are_tokenized_one_at_a_time_and_short_ones_some_together() -
     builder = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], codec)
     rows = ["ab", "cde", "fghij", "k", "x" * 19, "l", "y" * 19, "z" * 19]
     result = list(builder.stream([batch_of([{"a": row} for row in rows], 8 * number) for number in range(3)]))
-    assert [[text(prompt) for prompt in prompts] for _, prompts in result] == [rows] * 3
+    assert [[text(prompt) for prompt in prompts] for _, prompts in result] == [rows[:6], rows[6:]] * 3
+    assert [batch.rows["a"].to_pylist() for batch, _ in result] == [rows[:6], rows[6:]] * 3
+    assert [batch.position.row for batch, _ in result] == [0, 6, 8, 14, 16, 22] and result[-1][0].next.row == 24
     first = ["".join(call) for call in codec.calls[:1]]
     assert first == ["abcdefghij"] and all(len(call) == 1 or len("".join(call)) <= 10 for call in codec.calls)
     assert codec.most_together <= 19 + 10, "one long text, and beside it one portion"

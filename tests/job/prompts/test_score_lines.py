@@ -186,6 +186,17 @@ def test_the_same_tokens_in_other_pairs_are_another_prompt() -> None:
     assert one.sampling != two.sampling
 
 
+def test_a_query_that_is_there_for_each_document_costs_no_memory_for_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.job.prompts.builder.CHARACTERS_AHEAD", 300)
+    body = {"query": "a long query", "documents": ["d"] * 10}  # 130 characters of pairs
+    rows = pa.RecordBatch.from_pylist([dict.fromkeys(line()), *(line("/rerank", **body) for _ in range(7))])
+    batch = InputBatch(Position(0, 5), rows, {0: RowError("bad_input", "no JSON"), 7: RowError("bad_input", "neither")})
+    made = list(PromptBuilder(spec_of(), rows.schema.names, CharacterCodec()).stream([batch]))
+    assert [len(prompts) for _, prompts in made] == [3, 2, 3]
+    assert [(piece.position.row, [*piece.errors]) for piece, _ in made] == [(5, [0]), (8, []), (10, [2])]
+    assert [isinstance(p, RowError) for _, prompts in made for p in prompts] == [True, *[False] * 6, True]
+
+
 def test_a_batch_is_of_pairs_where_the_job_says_so() -> None:
     assert describe_prompt(spec_of(), BATCH_COLUMNS) == "lines of /v1/score and /v1/rerank: custom_id, url, body"
     with pytest.raises(JobFileError, match=r"With task: classify write prompt\.score_lines: true where its lines"):
