@@ -1,9 +1,9 @@
 """vLLM's /v1/score and /v1/rerank as lines of a batch: the pairs of texts to score, and whether the body asks for what
 the job makes.
 
-A side is a text or a list of them: one is paired with each of the other side's, lists of one length text by text. How
-numbers become scores is the job's matter, because they share a column. Names are vLLM's, of its older and newer
-versions, and the rerank body's `return_documents` Jina's and Cohere's. Knows bodies; knows no lines.
+A side is a text or a list of them: one on the first side is paired with each on the second, lists of one length text
+by text. How numbers become scores is the job's matter, because they share a column. Names are vLLM's, of its older and
+newer versions, and the rerank body's `return_documents` Jina's and Cohere's. Knows bodies; knows no lines.
 """
 
 from __future__ import annotations
