@@ -58,8 +58,12 @@ def _of_line(spec: JobSpec, columns: Sequence[str]) -> tuple[str, _Given]:
 
 
 def _named(value: Any, spec: JobSpec) -> str | None:
-    """The adapter that a value names, None for none. A number is a name, too. Raises ValueError for what is none."""
-    name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """The adapter that a value names, None for none. Raises ValueError for what is none.
+
+    An integer is a name, too, also as the double that one null makes of it (in pandas, or in JSON).
+    """
+    is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    name = str(int(value)) if is_whole else value
     if name is None or name in ("", spec.model):
         return None
     if isinstance(name, str) and name in spec.engine.adapters:

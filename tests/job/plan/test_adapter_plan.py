@@ -69,11 +69,16 @@ def test_rows_that_all_cannot_run_want_no_adapter(tmp_path: Path) -> None:
 
 
 def test_numbers_name_adapters_too_and_other_values_none(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "lora": 7}, {"text": "b", "lora": 8}])
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "lora": 7.0}, {"text": "b", "lora": 8.5}])
     make_plan(tmp_path / "run", job(path, input={"adapter": "lora"}, engine={"adapters": ADAPTERS}))
     rows = read_rows(tmp_path / "run")
     assert own_values(rows[0]["overrides"]) == ({}, "7", ())
-    assert rows[1]["error_message"].startswith("column 'lora' (input.adapter): 8 is none of engine.adapters;")
+    assert rows[1]["error_message"].startswith("column 'lora' (input.adapter): 8.5 is none of engine.adapters;")
+
+
+def test_so_do_integers(tmp_path: Path) -> None:
+    planned(tmp_path, {"text": ["a", "b"], "lora": [7, None]})
+    assert [own_values(row["overrides"]).adapter for row in read_rows(tmp_path / "run")] == ["7", ""]
 
 
 def test_an_adapter_stands_beside_a_rows_own_sampling_values_and_its_budget(tmp_path: Path) -> None:
