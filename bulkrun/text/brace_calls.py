@@ -28,6 +28,7 @@ _NAME, _KEY = re.compile(r"[^\s{}<>]+"), re.compile(r"[^\s:{}\[\],\"<>]+")
 _REFUSED = ("not", "if", "patternProperties", "prefixItems", "propertyNames", "unevaluatedProperties")
 _OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _SCALARS = ["number", "boolean", "null"]
+_PARTS = ("anyOf", "oneOf", "allOf")
 
 
 def brace_rules(bound: Mapping[str, Any], to_json: ToJson, mark: Mark) -> list[str]:
@@ -94,7 +95,7 @@ class _Values:
         if parts is not None:
             if len(parts) > 1 and "anyOf" not in schema and "oneOf" not in schema:
                 raise ValueError("allOf several schemas cannot be kept to in this format; say it with one")
-            return [way for part in parts for way in self._ways(part)]
+            return [way for part in parts for way in self._ways(_with_part(schema, part))]
         return [self._of_kind(kind, schema) for kind in _kinds(schema)] or [self._anything()]
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
@@ -138,8 +139,8 @@ class _Values:
 
     def _objects(self, schema: Mapping[str, Any]) -> str:
         declared, required = schema.get("properties") or {}, schema.get("required", ())
-        schemas = {**declared, **{key: None for key in required if key not in declared}}
         rule, others = self._named("object"), schema.get("additionalProperties")
+        schemas = {**declared, **{key: others for key in required if key not in declared}}
         if schemas or others is False:
             values = {key: partial(self._value, one) for key, one in schemas.items()}
             return self._object(rule, values, {*required})
@@ -190,6 +191,18 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
     if "type" in schema:
         return [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
     return ["object"] if "properties" in schema else ["array"] if "items" in schema else []
+
+
+def _with_part(schema: Mapping[str, Any], part: Any) -> Any:
+    """One of a schema's parts, with what the schema says beside them."""
+    part = part if isinstance(part, dict) else {}  # true; that nothing fits false is not in the grammar
+    beside = {key: value for key, value in schema.items() if key not in _PARTS}
+    both = {**beside, **part}
+    if "properties" in beside and "properties" in part:
+        both["properties"] = {**beside["properties"], **part["properties"]}
+    if "required" in beside and "required" in part:
+        both["required"] = [*beside["required"], *part["required"]]
+    return both
 
 
 def _at(reference: str, root: Any) -> Any:

@@ -19,6 +19,18 @@ TREE = {
     "properties": {"name": {"type": "string"}, "below": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}},
     "required": ["name"],
 }
+# as schemas say that one of several has to be there, or what goes with each kind
+EITHER = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+}
+OF_KIND = {
+    "type": "object",
+    "properties": {"kind": {"type": "string"}},
+    "required": ["kind"],
+    "oneOf": [{"properties": {"n": {"type": "integer"}}, "required": ["n"]}, {"maxProperties": 1}],
+}
 # schema of x, what is written of it (@ for the mark of texts), whether it fits
 VALUES: list[tuple[Any, str, bool]] = [
     ({"type": "string"}, "@a, {b}: [c]@", True),
@@ -33,6 +45,19 @@ VALUES: list[tuple[Any, str, bool]] = [
     ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "@1@", True),
     ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "1", True),
     ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "true", False),
+    (EITHER, "{a:1}", True),
+    (EITHER, "{a:1,b:2}", True),
+    (EITHER, "{a:@1@}", False),
+    (EITHER, "{}", False),
+    (OF_KIND, "{kind:@a@,n:1}", True),
+    (OF_KIND, "{kind:@a@}", True),
+    (OF_KIND, "{n:1}", False),
+    (OF_KIND, "{kind:@a@,n:@1@}", False),
+    ({"type": "string", "anyOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, "@bc@", True),
+    ({"type": "string", "anyOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, "@c@", False),
+    ({"type": "string", "anyOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, "1", False),
+    ({"type": ["integer", "null"], "minimum": 3}, "null", True),
+    ({"type": ["integer", "null"], "minimum": 3}, "2", False),
     ({"type": "integer", "minimum": 3, "maximum": 12}, "12", True),
     ({"type": "integer", "minimum": 3, "maximum": 12}, "2", False),
     ({"type": "number"}, "-1.5e3", True),
@@ -62,6 +87,8 @@ VALUES: list[tuple[Any, str, bool]] = [
     ({"properties": {"b": {}}}, "{b:2,c:1}", False),
     ({"type": "object", "additionalProperties": {"type": "integer"}}, "{any:1,key:2}", True),
     ({"type": "object", "additionalProperties": {"type": "integer"}}, "{any:@1@}", False),
+    ({"type": "object", "additionalProperties": {"type": "integer"}, "required": ["k"]}, "{k:1}", True),
+    ({"type": "object", "additionalProperties": {"type": "integer"}, "required": ["k"]}, "{k:@1@}", False),
     ({"type": "object", "additionalProperties": False}, "{}", True),
     ({"$ref": "#/$defs/Tree"}, "{below:[{below:[],name:@b@}],name:@a@}", True),
     ({"$ref": "#/$defs/Tree"}, "{below:[{below:[]}],name:@a@}", False),
