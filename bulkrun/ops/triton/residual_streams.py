@@ -71,7 +71,7 @@ def _predict_kernel(
     streams_ptr, modes_ptr, weight_ptr, out_ptr, stride,
     NUM: tl.constexpr, MODES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    token, stride = tl.program_id(0).to(tl.int64), tl.cast(stride, tl.int64)
     index_E = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_real_E = index_E < SIZE
     row_ptr = streams_ptr + token * SIZE + index_E
@@ -88,7 +88,7 @@ def _correct_kernel(
     predicted_ptr, computed_ptr, modes_ptr, weight_ptr, out_ptr, stride,
     NUM: tl.constexpr, MODES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    token, stride = tl.program_id(0).to(tl.int64), tl.cast(stride, tl.int64)
     index_E = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_real_E = index_E < SIZE
     at_E = token * SIZE + index_E
