@@ -55,12 +55,14 @@ def _slides(keys: Mapping[str, Any]) -> list[bool]:
 def of_layers(keys: Mapping[str, Any], name: str) -> list[Any]:
     """A key's list with a value for each layer. One of a model that was cut by its number of layers may go on.
 
-    Raises ModelError for a shorter one.
+    Raises ModelError for a shorter one, and for what is no list.
     """
-    num_layers, values = keys["num_hidden_layers"], list(keys[name])
+    num_layers, values = keys["num_hidden_layers"], keys[name]
+    if not isinstance(values, list | tuple):
+        raise ModelError(f"key {name!r} is {values!r}, not a list of a value for each layer; download the model again")
     if len(values) < num_layers:
         raise ModelError(f"key {name!r} has {len(values)} values for {num_layers} layers; download the model again")
-    return values[:num_layers]
+    return list(values[:num_layers])
 
 
 def _is_sliding(layer_type: str) -> bool:

@@ -186,6 +186,11 @@ def test_any_layers_have_the_logits_of_transformers(seed: int, tmp_path: Path) -
         ({"intermediate_size": [64] * 11}, r"key 'intermediate_size' has 11 values for 12 layers"),
         ({"intermediate_size": ["64"] * 12}, r"key 'intermediate_size' is '64', not a whole number above 0"),
         ({"activation_sparsity_pattern": [0.95] * 3}, r"'activation_sparsity_pattern' has 3 values for 12 layers"),
+        (
+            {"activation_sparsity_pattern": 0.95},
+            r"'activation_sparsity_pattern' is 0\.95, not a list of a value for eac",
+        ),
+        ({"layer_types": SLIDING}, r"key 'layer_types' is 'sliding_attention', not a list"),
         ({"activation_sparsity_pattern": [1] * 12}, r"key 'activation_sparsity_pattern' has 1, not a part of 1"),
         ({"num_kv_shared_layers": 11}, r"layer 4 is to share the keys of an earlier one of its kind, and there is non"),
         ({"layer_types": [SLIDING] * 3}, r"'layer_types' has 3 values for 12 layers"),
