@@ -68,8 +68,6 @@ def _named(value: Any, spec: JobSpec) -> str | None:
         return None
     if isinstance(name, str) and name in spec.engine.adapters:
         return name
-    known = ", ".join(spec.engine.adapters)
-    hint = (isinstance(name, str) and did_you_mean(name, spec.engine.adapters)) or (
-        f"there are: {shortened(known, _SHOWN_CHARS)}"
-    )
-    raise ValueError(f"{shown(value)} is none of engine.adapters; {hint}")
+    near = did_you_mean(name, spec.engine.adapters) if isinstance(name, str) else ""
+    known = shortened(", ".join(spec.engine.adapters), _SHOWN_CHARS)
+    raise ValueError(f"{shown(value)} is none of engine.adapters; {near or f'there are: {known}'}")

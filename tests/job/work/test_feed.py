@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ def test_a_dead_workers_shards_are_taken_over_after_a_while(tmp_path: Path) -> N
     assert mine.next_row() is None
     clock.now += 31
     assert mine.next_row() is not None and mine.opened == [0]
+
+
+def test_another_adapters_shards_come_where_they_are_asked_for_and_then_at_once(tmp_path: Path) -> None:
+    spec, clock = job(tmp_path), Clock()
+    run, _ = enter(tmp_path, spec)
+    rows = make_rows(12, error_every=0)
+    write_plan(run, [replace(row, adapter="ab"[row.row // 3 % 2]) for row in rows], 3)
+    beat(run, worker("me"), 1)
+    feed = Feed(PlanView(run), Claims(run, worker("me"), LifeWatch(run, clock=clock)), clock)
+    assert [feed.claim("b"), feed.claim("b"), feed.claim("b")] == [1, 3, None]
+    assert feed.claim("b") is None, "the directory is not looked at again yet"
+    assert [feed.claim("b", or_others=True) for _ in range(3)] == [0, 2, None]
 
 
 def test_the_rest_of_a_shard_that_another_worker_committed_is_left_out(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ if not known(["gemma3n"]):
     pytest.skip("this version of transformers has no such model", allow_module_level=True)
 FULL, SLIDING = "full_attention", "sliding_attention"
 TOLERANCE = tolerance_of("gemma3n")
-# as the hub has them: without what says nothing of the text part, and with a scale of queries that nobody reads
+# E4B's and E2B's text parts, from memory (none could be downloaded here), in the forms that `transformers` writes:
+# without what says nothing of the text part, and with a scale of queries that nobody reads
 E4B: dict[str, Any] = {
     "model_type": "gemma3n_text",
     "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25,
@@ -83,7 +84,7 @@ def read(**keys: Any) -> DecoderConfig:
 
 
 @pytest.mark.parametrize(("name", "text"), [("e2b", E2B), ("e4b", E4B)])
-def test_published_files_are_read_as_transformers_does(name: str, text: dict[str, Any], tmp_path: Path) -> None:
+def test_files_of_both_sizes_are_read_as_transformers_does(name: str, text: dict[str, Any], tmp_path: Path) -> None:
     whole = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "eos_token_id": [1, 106]}
     config = ModelConfig.from_dict(whole | {"text_config": text, "vision_config": {}, "audio_config": {}})
     assert isinstance(config, DecoderConfig)
