@@ -95,14 +95,17 @@ def _rounds(
     """The runs of each policy by name, in turns. What pads only where requests come at once: its batches are known."""
     engine = loaded.engine
     runs: dict[str, list[Measured]] = {}
-    for _ in range(num_rounds):
+    for number in range(1, num_rounds + 1):
+        place = f"round {number} of {num_rounds}"
         if arrivals is None:
             for name, pads_prompts in (("padded", True), ("padded_outputs", False)):
                 engine.change_batching("static")
                 longer = padded(work, engine.max_num_seqs, prompts=pads_prompts)
-                runs.setdefault(name, []).append(run_workload(engine, longer, holds_seats=True))
+                run = run_workload(engine, longer, holds_seats=True, what=f"{place}, {name}")
+                runs.setdefault(name, []).append(run)
         for batching in _POLICIES:
             engine.change_batching(batching)
-            run = run_workload(engine, work, arrivals, holds_seats=batching != "continuous")
+            holds_seats = batching != "continuous"
+            run = run_workload(engine, work, arrivals, holds_seats=holds_seats, what=f"{place}, {batching}")
             runs.setdefault(batching, []).append(run)
     return runs

@@ -7,10 +7,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
 
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.workload import Work
 from bulkrun.request import Engine, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 4
 
@@ -37,12 +41,32 @@ class Measured:
 
 
 def run_workload(
-    engine: Engine, work: Sequence[Work], arrivals_s: Sequence[float] | None = None, *, holds_seats: bool = False
+    engine: Engine,
+    work: Sequence[Work],
+    arrivals_s: Sequence[float] | None = None,
+    *,
+    holds_seats: bool = False,
+    what: str = "measuring",
 ) -> Measured:
     """Every request greedily to its full length, end-of-sequence ignored; each is added when it arrives (default: all
-    at once, in order). `holds_seats`: an ended sequence keeps its seat until its whole batch has ended.
+    at once, in order). `holds_seats`: an ended sequence keeps its seat until its whole batch has ended. `what` stands
+    beside the bar that a terminal shows.
     """
     check_lengths(work, engine.max_model_len)
+    with bar(what, len(work), "request") as shown:
+        return _run(engine, work, arrivals_s, holds_seats, shown)
+
+
+def bar(what: str, total: int, of: str) -> tqdm[NoReturn]:
+    """Counts on stderr what has ended, where that is a terminal, and is gone once it is closed."""
+    from tqdm import tqdm
+
+    return tqdm(desc=what, total=total, unit=f" {of}s", disable=None, leave=False, dynamic_ncols=True)
+
+
+def _run(
+    engine: Engine, work: Sequence[Work], arrivals_s: Sequence[float] | None, holds_seats: bool, shown: tqdm[NoReturn]
+) -> Measured:
     measured = Measured(input_tokens=sum(len(one.prompt_token_ids) for one in work))
     arrivals = list(arrivals_s or [0.0] * len(work))
     todo, seats = deque(range(len(work))), _Seats(engine, holds_seats)
@@ -62,16 +86,18 @@ def run_workload(
             assert completion.error is None, f"request {completion.request_id}: {completion.error}"
             measured.latencies_s.append(now - arrivals[int(completion.request_id)])
             measured.output_tokens += completion.num_output_tokens
+        shown.update(len(ended))
     measured.wall_s = time.perf_counter() - start
     return measured
 
 
 def warm_up(engine: Engine, work: Sequence[Work]) -> None:
     """Compile kernels and touch memory by running some similar requests, with other tokens and short outputs."""
-    some = work[:_WARM_UP_REQUESTS]
-    run_workload(
-        engine, [Work(one.prompt_token_ids[::-1], min(one.num_output_tokens, _WARM_UP_TOKENS)) for one in some]
-    )
+    short = [
+        Work(one.prompt_token_ids[::-1], min(one.num_output_tokens, _WARM_UP_TOKENS))
+        for one in work[:_WARM_UP_REQUESTS]
+    ]
+    run_workload(engine, short, what="warming up")
 
 
 def check_lengths(work: Sequence[Work], max_model_len: int) -> None:

@@ -12,6 +12,7 @@ from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import override_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.bench.engine import machine_facts, name_of
+from bulkrun.launch.bench.measure import bar
 from bulkrun.launch.bench.workload import Lengths, check_dataset, random_work, read_dataset
 from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.model_list import task_of_texts
@@ -110,8 +111,8 @@ def bench_texts(choice: TextModelChoice, asked: AskedTexts) -> dict[str, Any]:
     spec, model_dir, config = with_model_of_texts(job, adapter, BUNDLED_ROOT)
     texts = asked.texts(spec, config.vocab_size, tokenizer_dir(model_dir, adapter))
     engine, load_s = _loaded(spec, model_dir, adapter)
-    _run(engine, texts[:_WARM_UP_TEXTS])
-    wall_s, num_tokens = _run(engine, texts), sum(map(len, texts))
+    _run(engine, texts[:_WARM_UP_TEXTS], "warming up")
+    wall_s, num_tokens = _run(engine, texts, "measuring"), sum(map(len, texts))
     return {
         "engine": "bulkrun",
         "model": choice.model,
@@ -147,15 +148,18 @@ def _loaded(spec: JobSpec, model_dir: Path, adapter: Path | None) -> tuple[Embed
     return engine, load_s
 
 
-def _run(engine: EmbeddingEngine, texts: Sequence[Sequence[int]]) -> float:
+def _run(engine: EmbeddingEngine, texts: Sequence[Sequence[int]], what: str) -> float:
     """Seconds until the last text has its numbers."""
-    start = time.perf_counter()
-    for number, token_ids in enumerate(texts):
-        engine.add_request(Request(str(number), token_ids, SamplingParams(max_tokens=1, temperature=0), seed=0))
-    while engine.has_unfinished():
-        for done in engine.step():
-            assert done.error is None, f"text {done.request_id}: {done.error}"
-    return time.perf_counter() - start
+    with bar(what, len(texts), "text") as shown:
+        start = time.perf_counter()
+        for number, token_ids in enumerate(texts):
+            engine.add_request(Request(str(number), token_ids, SamplingParams(max_tokens=1, temperature=0), seed=0))
+        while engine.has_unfinished():
+            ended = engine.step()
+            for done in ended:
+                assert done.error is None, f"text {done.request_id}: {done.error}"
+            shown.update(len(ended))
+        return time.perf_counter() - start
 
 
 def _engine_facts(spec: JobSpec, config: ModelConfig, engine: EmbeddingEngine) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +98,20 @@ def test_requests_are_added_when_they_arrive_and_latency_counts_from_then(
     assert measured.wall_s >= 0.4
     assert measured.widths[0][1] == 1
     assert all(latency < measured.wall_s for latency in measured.latencies_s)
+
+
+def test_a_terminal_is_shown_what_runs_and_a_log_is_not(
+    make_engine: Callable[..., LLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, log, terminal = make_engine(), io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    for stderr in (log, terminal):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        run_workload(engine, WORK, what="round 2 of 3, static")
+    assert log.getvalue() == ""
+    assert "round 2 of 3, static:   0%" in terminal.getvalue()
+    assert "0/5" in terminal.getvalue()
+    assert terminal.getvalue().rstrip(" ").endswith("\r"), "nothing is left of it"
 
 
 @pytest.mark.parametrize(
