@@ -25,7 +25,8 @@ Choosing = Literal[
     "frequency_penalty",
     "repetition_penalty",
 ]
-PerRow = Literal[Choosing, "seed", "stop", "bad_words", "allowed_token_ids", "structured_outputs"]
+_TokenIds = Literal["stop_token_ids", "allowed_token_ids", "logit_bias"]
+PerRow = Literal[Choosing, "seed", "stop", "bad_words", _TokenIds, "structured_outputs"]
 
 # Sampling keys that go to the engine as they are.
 _PLAIN_SAMPLING = (
@@ -166,7 +167,7 @@ class SamplingSpec(Section):
         {},
         description="Sampling key -> input column that overrides it in rows where the column is not null or empty: "
         f"any of {', '.join(get_args(PerRow))}. Of structured_outputs a cell is a JSON schema, or {{choice: [...]}}, "
-        "{regex: ...}, {grammar: ...}, {json: ...}; either may be text.",
+        '{regex: ...}, {grammar: ...}, {json: ...}; of logit_bias a mapping, as {"5": -100}; each may be text.',
     )
 
     @field_validator("logit_bias", mode="before")

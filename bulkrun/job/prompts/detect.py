@@ -37,13 +37,13 @@ def is_openai_batch(prompt: PromptSpec, columns: Iterable[str]) -> bool:
 def json_text_columns(spec: JobSpec, columns: Mapping[str, Shape]) -> list[str]:
     """The columns to read as JSON text, because their shapes differ from line to line.
 
-    Those of a batch line (bodies), and those with a row's own schema or stop strings: one type for all lines would give
-    a schema the keys of the others, and refuse or rewrite a string among lists. Messages where a sample of them has
-    contents of text and of text parts: one type would refuse whichever is rarer; or where they call tools: one type
-    would give every call the arguments of all, or refuse objects among texts. So are lists of tools.
+    Those of a batch line (bodies), and those with a row's own schema, biases or stop strings: one type for all lines
+    would give a schema the keys of the others, and refuse or rewrite a string among lists. Messages where a sample of
+    them has contents of text and of text parts: one type would refuse whichever is rarer; or where they call tools: one
+    type would give every call the arguments of all, or refuse objects among texts. So are lists of tools.
     """
     batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
-    own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop")]
+    own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop", "logit_bias")]
     own.append(spec.prompt.tools if isinstance(spec.prompt.tools, str) else None)
     messages = _conversation_column(spec.prompt)
     return [

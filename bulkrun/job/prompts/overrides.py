@@ -95,12 +95,16 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy, adapter)
 
 
-def sampling_value(key: str, value: Any) -> int | float | list[str] | list[int | float] | Structure:
+def sampling_value(
+    key: str, value: Any
+) -> int | float | str | list[str] | list[int | float] | dict[str, float] | Structure:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key in ("stop", "bad_words"):
         return _texts(value)
-    if key == "allowed_token_ids":
+    if key in ("stop_token_ids", "allowed_token_ids"):
         return _token_ids(value)
+    if key == "logit_bias":
+        return _biases(value)
     if key == "structured_outputs":
         return _structure(value)
     return _number(int if key == "seed" else BOUNDS[key].kind, value)
@@ -183,6 +187,16 @@ def _token_ids(value: Any) -> list[int | float]:
     if not isinstance(listed, list):
         raise ValueError(f"{value!r} is not a list of token ids, as [5, 17]")
     return [_number(int, token_id) for token_id in listed]
+
+
+def _biases(value: Any) -> dict[str, float]:
+    """Sorted by token id. A column of maps holds pairs, one of objects null for each key that a row has not."""
+    given = _parsed(value) if isinstance(value, str) else without_nulls(value)
+    if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):
+        given = dict(given)
+    if not isinstance(given, dict) or not all(str(token_id).isdecimal() for token_id in given):
+        raise ValueError(f'{value!r} is not a mapping of token ids to numbers, as {{"5": -100}}')
+    return {str(token_id): _number(float, given[token_id]) for token_id in sorted(given, key=int)}
 
 
 def _as_list(text: str) -> list[Any] | None:

@@ -19,7 +19,7 @@ from bulkrun.request import RowError
 from tests.job.plan.planning import job, write_jsonl
 
 ALL = {"max_tokens": "m", "temperature": "t", "top_k": "k", "stop": "s", "seed": "seed", "min_tokens": "min"}
-ALL |= {"bad_words": "bad", "allowed_token_ids": "only"}
+ALL |= {"bad_words": "bad", "allowed_token_ids": "only", "stop_token_ids": "ends", "logit_bias": "bias"}
 NONE = dict.fromkeys(ALL.values())
 
 
@@ -68,6 +68,12 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
         ("bad", 5),
         ("only", 5),
         ("only", "5"),
+        ("ends", 5),
+        ("bias", 5),
+        ("bias", [5]),
+        ("bias", "5"),
+        ("bias", "{"),
+        ("bias", {"a": 1}),
     ],
 )
 def test_a_bad_value_is_bad_input_that_names_column_and_value(column: str, value: Any) -> None:
@@ -104,6 +110,8 @@ def test_stop_strings_come_as_a_list_also_where_the_column_is_text(value: str, s
         ({"bad": '["no","never"]', "only": " [5,6]"}, {"bad_words": ["no", "never"], "allowed_token_ids": [5, 6]}),
         ({"bad": []}, {"bad_words": []}),
         ({"only": [5.0, Decimal(6), "7"]}, {"allowed_token_ids": [5, 6, 7]}),
+        ({"ends": [7, 5.0]}, {"stop_token_ids": [7, 5]}),
+        ({"ends": "[]"}, {"stop_token_ids": []}),
     ],
 )
 def test_words_and_token_ids_come_as_lists_also_where_the_column_is_text(
@@ -112,6 +120,26 @@ def test_words_and_token_ids_come_as_lists_also_where_the_column_is_text(
     sampling = of_row(**values)
     assert isinstance(sampling, RowSampling)
     assert json.loads(sampling.overrides or "") == overrides
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"11": -100, "5": Decimal("2.5"), "7": None},
+        [(11, -100.0), (5, 2.5)],
+        '{"11": -100, "5": 2.5}',
+    ],
+)
+def test_biases_come_as_objects_maps_and_text(value: Any) -> None:
+    sampling = of_row(bias=value)
+    assert isinstance(sampling, RowSampling)
+    assert sampling.overrides == '{"logit_bias":{"5":2.5,"11":-100.0}}'
+    params = SamplingSpec(temperature=0, logit_bias={"6": 1}).to_params(json.loads(sampling.overrides))
+    assert params.logit_bias == ((5, 2.5), (11, -100.0))
+    error = of_row(bias={"5": 101})
+    assert isinstance(error, RowError) and "column 'bias' (sampling.logit_bias): logit_bias: 101.0" in error.message
+    none = of_row(bias={})
+    assert isinstance(none, RowSampling) and none.overrides == '{"logit_bias":{}}'
 
 
 @pytest.mark.parametrize(
@@ -214,8 +242,11 @@ def test_rows_of_json_lines_keep_the_shapes_that_they_have(tmp_path: Path) -> No
     """Not merged into one struct, and a string among lists is no mistake."""
     own = [{"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab" * 10]
     stops: list[Any] = [["x", "y"]] * 19 + ["z"]
-    path = write_jsonl(tmp_path / "in.jsonl", [{"s": s, "schema": o} for s, o in zip(stops, own, strict=True)])
-    spec = job(path, sampling={"per_row": {"stop": "s", "structured_outputs": "schema"}})
+    biases: list[Any] = [{str(number): 1.0} for number in range(20)]
+    path = write_jsonl(
+        tmp_path / "in.jsonl", [{"s": s, "schema": o, "b": b} for s, o, b in zip(stops, own, biases, strict=True)]
+    )
+    spec = job(path, sampling={"per_row": {"stop": "s", "structured_outputs": "schema", "logit_bias": "b"}})
     with open_input(str(path), kept_as_text=partial(json_text_columns, spec)) as dataset:
         [batch] = dataset.batches()
     overrides = Overrides(spec.sampling, dataset.schema.names)
@@ -223,6 +254,7 @@ def test_rows_of_json_lines_keep_the_shapes_that_they_have(tmp_path: Path) -> No
     read = [json.loads(each.overrides or "") for each in sampled if isinstance(each, RowSampling)]
     assert [values["stop"] for values in read] == stops
     assert [json.loads(values["structured_outputs"]) for values in read] == own
+    assert [values["logit_bias"] for values in read] == biases
 
 
 @pytest.mark.parametrize(
