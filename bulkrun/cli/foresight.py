@@ -98,6 +98,9 @@ def print_row(row: PreviewedRow) -> None:
 def _answer(row: PreviewedRow) -> list[tuple[str, str | None]]:
     if row.embedding is not None:
         return [("embedding", _beginning(row.embedding))]
+    if row.embeddings is not None:
+        shown = [(f"embedding {number}", _beginning(one)) for number, one in enumerate(row.embeddings[:_SHOWN_NUMBERS])]
+        return [*shown, ("embeddings", counted(len(row.embeddings), "vector"))]
     if row.scores is not None:
         return [("label", row.label), ("scores", _likeliest(row.scores))]
     calls = [("calls", f"{call['name']}({call['arguments']})") for call in row.tool_calls or ()]

@@ -27,8 +27,9 @@ class _Whole:
 class PartsEngine:
     """Around an engine that is nobody else's. Not thread-safe: one caller adds and steps."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, part: str) -> None:
+        """`part`: what errors call one, as `pair`."""
+        self._engine, self._part = engine, part
         self._wholes: dict[str, _Whole] = {}
         self._waiting: deque[Iterator[Request]] = deque()  # of each request the parts that are not in the engine
         self._inside: dict[str, tuple[str, int]] = {}  # a part in the engine -> its request, and its number there
@@ -112,15 +113,15 @@ class PartsEngine:
         if len(whole.done) < len(whole.request.parts):
             return None
         del self._wholes[name]
-        return _joined(whole)
+        return _joined(whole, self._part)
 
 
-def _joined(whole: _Whole) -> Completion:
+def _joined(whole: _Whole, part_name: str) -> Completion:
     """The numbers of all parts in their order; of a request with a part that failed, the first such error alone."""
     parts = [whole.done[number] for number in range(len(whole.request.parts))]
     for number, part in enumerate(parts):
         if part.error is not None:
-            error = part.error._replace(message=f"pair {number}: {part.error.message}")
+            error = part.error._replace(message=f"{part_name} {number}: {part.error.message}")
             return _ended(whole.request, replace(part, error=error))
     return _ended(whole.request, replace(parts[0], embedding=b"".join(part.embedding or b"" for part in parts)))
 

@@ -86,7 +86,9 @@ def _of_a_batch(task: Task) -> list[str]:
     if task == "classify":
         return ["prompt: {score_lines: true}  # an OpenAI batch: its lines, /v1/score and /v1/rerank, bring the pairs"]
     brings = "prompts and parameters" if task == "generate" else "texts"
-    return [f"# An OpenAI batch: its lines bring {brings}, so there is no section `prompt`."]
+    lists = ["# prompt: {text_lists: true}  # where lines have lists of texts: a vector of each, in embeddings"]
+    said = f"# An OpenAI batch: its lines bring {brings}, so there is no section `prompt`."
+    return [said, *(lists if task == "embed" else [])]
 
 
 def _to_continue(chosen: Sequence[str], schema: pa.Schema) -> list[str]:
@@ -117,6 +119,8 @@ def _of_texts(task: Task, chosen: Sequence[str], schema: pa.Schema) -> list[str]
     if classifies:
         second = [f"  text_pair: {quoted(_printed(name, schema))}" for name in more] or _perhaps_a_pair(first, schema)
         return ["prompt:", _text([first], schema), *second]
+    if not more and _is_list_of_texts(schema.field(first).type):
+        return [f"prompt: {{column: {quoted(first)}, text_lists: true}}  # a vector of each text, in embeddings"]
     return ["prompt:", _text([first, *more], schema)]
 
 
@@ -154,6 +158,10 @@ def _variable(column: str) -> str:
     variable = f"{{{{ {column} }}}}"
     is_name = column == ROW_VARIABLE or columns_of(variable) == [column]
     return variable if is_name else f"{{{{ row[{quoted(column)}] }}}}"
+
+
+def _is_list_of_texts(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_text(kind.value_type)
 
 
 def _is_conversation(kind: pa.DataType) -> bool:

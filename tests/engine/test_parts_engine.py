@@ -30,7 +30,7 @@ def ended(engine: PartsEngine) -> dict[str, Completion]:
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 64])
 def test_numbers_are_those_of_each_text_alone_in_their_order(max_num_seqs: int) -> None:
     texts = {"a": [[1, 2], [3], [1, 2], [4, 5, 6]], "b": [[7, 8]], "c": [[9], [1, 2]], "d": [[n] for n in range(1, 90)]}
-    engine = PartsEngine(FakeEmbedder(max_num_seqs=max_num_seqs))
+    engine = PartsEngine(FakeEmbedder(max_num_seqs=max_num_seqs), "text")
     for name, each in texts.items():
         engine.add_request(request(name, *each))
     done = ended(engine)
@@ -42,7 +42,7 @@ def test_numbers_are_those_of_each_text_alone_in_their_order(max_num_seqs: int) 
 
 
 def test_one_text_that_fails_is_the_end_of_its_request_alone() -> None:
-    engine = PartsEngine(FakeEmbedder(refuse=lambda asked: list(asked.prompt_token_ids) == [3]))
+    engine = PartsEngine(FakeEmbedder(refuse=lambda asked: list(asked.prompt_token_ids) == [3]), "pair")
     for name, each in {"bad": [[1], [3], [2], [3]], "good": [[1], [2]], "alone": [[3]]}.items():
         engine.add_request(request(name, *each))
     done = ended(engine)
@@ -54,7 +54,7 @@ def test_one_text_that_fails_is_the_end_of_its_request_alone() -> None:
 
 def test_no_more_goes_in_than_a_few_steps_take() -> None:
     inner = FakeEmbedder(max_num_seqs=2)
-    engine = PartsEngine(inner)
+    engine = PartsEngine(inner, "text")
     engine.add_request(request("a", *([n] for n in range(1, 100))))
     most = 0
     while engine.has_unfinished():
@@ -64,7 +64,7 @@ def test_no_more_goes_in_than_a_few_steps_take() -> None:
 
 
 def test_texts_that_have_not_ended_are_counted() -> None:
-    engine, left = PartsEngine(FakeEmbedder(max_num_seqs=2)), []
+    engine, left = PartsEngine(FakeEmbedder(max_num_seqs=2), "text"), []
     engine.add_request(request("a", *([n] for n in range(1, 20))))
     engine.add_request(request("b", [1]))
     while engine.has_unfinished():
@@ -76,7 +76,7 @@ def test_texts_that_have_not_ended_are_counted() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_what_is_dropped_neither_ends_nor_runs_on_and_may_come_again(steps: int) -> None:
     inner = FakeEmbedder(max_num_seqs=2)
-    engine = PartsEngine(inner)
+    engine = PartsEngine(inner, "text")
     texts: list[Any] = [[n] for n in range(1, 60)]
     engine.add_request(request("a", *texts))
     engine.add_request(request("b", [1], [2]))

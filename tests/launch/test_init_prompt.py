@@ -138,6 +138,13 @@ def test_the_columns_of_a_tasks_results_are_not_passed_through_unless_renamed(so
 def test_lines_of_openais_embeddings_bring_their_texts(source: str) -> None:
     batch = over({"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "Hello"}})
     assert text_of(job_of(batch, task="embed")) == "Hello"
+    assert "# prompt: {text_lists: true}" in Path("job.yaml").read_text(encoding="utf-8")
+
+
+def test_a_column_of_lists_of_texts_has_a_vector_of_each(source: str) -> None:
+    chunks = over({"doc": "a", "chunks": ["Hello", "there"]})
+    prompt = job_of(chunks, task="embed", columns=("chunks",)).prompt
+    assert (prompt.column, prompt.text_lists) == ("chunks", True)
 
 
 def test_lines_of_scores_bring_their_pairs_to_a_model_that_is_named(source: str) -> None:

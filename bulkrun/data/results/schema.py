@@ -28,13 +28,18 @@ RESULT_FIELDS: tuple[pa.Field, ...] = (
     pa.field("completion_tokens", pa.int32()),
     *_ERROR_FIELDS,
 )
-EMBEDDING = "embedding"
+EMBEDDING, EMBEDDINGS = "embedding", "embeddings"
 # Of a job that embeds. `sample` is 0: a row and a sample name an output row in every run.
 VECTOR_FIELDS: tuple[pa.Field, ...] = (
     *_ROW_FIELDS,
     pa.field(EMBEDDING, pa.list_(pa.float32())),  # null where a row failed
     pa.field("prompt_tokens", pa.int32()),
     *_ERROR_FIELDS,
+)
+# Of one whose rows may have several texts.
+VECTORS_FIELDS: tuple[pa.Field, ...] = tuple(
+    pa.field(EMBEDDINGS, pa.list_(pa.list_(pa.float32()))) if field.name == EMBEDDING else field
+    for field in VECTOR_FIELDS
 )
 SCORES = "scores"
 _LABELS = b"labels"  # in the metadata of the column of scores

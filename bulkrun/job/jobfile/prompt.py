@@ -40,7 +40,8 @@ class PromptSpec(Section):
 
     Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`,
     `conversations`; with `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of
-    pairs of texts also has `text_pair`, or `score_lines` in the place of all of these.
+    pairs of texts also has `text_pair`, or `score_lines` in the place of all of these; one of several texts a row
+    `text_lists`.
     """
 
     template: str | None = Field(
@@ -70,6 +71,12 @@ class PromptSpec(Section):
         False,
         description="With task: classify, the input is an OpenAI batch (custom_id, url, body) of vLLM's /v1/score and "
         "/v1/rerank: a line's body brings its pairs of texts, and the column scores has a number for each.",
+    )
+    text_lists: bool = Field(
+        False,
+        description="With task: embed, a row may have several texts: prompt.column holds texts or lists of them, or "
+        "lines of an OpenAI batch have lists as their input. The column embeddings, a list of vectors, stands in the "
+        "place of embedding.",
     )
     system: str | None = Field(
         None, description="A system message put before the conversation (a template too). Default: none."
@@ -102,6 +109,11 @@ class PromptSpec(Section):
     def of_pairs(self) -> bool:
         """Whether the model reads two texts at once."""
         return self.text_pair is not None or self.score_lines
+
+    @property
+    def several(self) -> Literal["pair", "text"] | None:
+        """Of what a row may have several; None: it is one text, or one pair."""
+        return "pair" if self.score_lines else "text" if self.text_lists else None
 
     @field_validator("tools")
     @classmethod
@@ -138,6 +150,10 @@ class PromptSpec(Section):
         given += [] if self.text_pair is None else ["text_pair"]
         if self.score_lines and given:
             raise ValueError(f"score_lines: the lines' bodies bring the texts; leave out {' and '.join(given)}")
+        if self.text_lists and (others := [key for key in given if key != "column"]):
+            raise ValueError(
+                f"text_lists: a column or a batch's lines bring the texts; leave out {' and '.join(others)}"
+            )
         if self.chat_template == "none" and (self.messages is not None or self.system is not None):
             raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
         if self.chat_template == "none" and self.chat_template_kwargs:

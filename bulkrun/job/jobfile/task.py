@@ -38,6 +38,11 @@ def _problems(task: Task, sections: Mapping[str, Section]) -> Iterator[str]:
             f"prompt.{key}: is for labels of pairs of texts, and this job {_MAKES[task]}; write task: classify, or "
             "leave it out"
         )
+    if task != "embed" and "text_lists" in _given(sections["prompt"]):
+        yield (
+            f"prompt.text_lists: is for vectors of lists of texts, and this job {_MAKES[task]}; write task: embed, or "
+            "leave it out"
+        )
     if task != "generate":
         yield from _problems_of_texts(task, sections)
 

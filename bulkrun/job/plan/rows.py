@@ -76,7 +76,7 @@ class RowMaker:
         self._fitter = fitter_of(spec, max_model_len)
         self._max_model_len = max_model_len
         self.prefix_levels = MAX_LEVELS if spec.generates else 0
-        self._sizes = RowSizes.of(spec.sampling, _numbers_per_row(spec))
+        self._sizes = RowSizes.of(spec.sampling, _numbers_per_text(spec))
         self._id_column = spec.input.id
         self._priorities = Priorities(spec.input.priority, columns)
         self._needs_ids = spec.run.incremental
@@ -85,13 +85,14 @@ class RowMaker:
         """The rows of `batch`, the first of which is row `first_row` of the input."""
         fitted = self._fit(batch, prompts)
         outputs = np.array([self._expected_output(prompt) for prompt in fitted.prompts], np.int64)
+        texts = np.array([len(p.parts) or 1 if isinstance(p, Prompt) else 0 for p in fitted.prompts], np.int64)
         payload = _struct(batch.rows, self._passthrough)
         return PlannedRows(
             table=self._table(fitted, _numbers(batch, first_row), payload, first_row),
             tokens=fitted.tokens,
             lengths=fitted.lengths,
             outputs=outputs,
-            nbytes=self._sizes.of_rows(payload, fitted.lengths, outputs),
+            nbytes=self._sizes.of_rows(payload, fitted.lengths, outputs, texts),
             variants=np.array([_variant(prompt) for prompt in fitted.prompts], np.uint64),
             mergeable=np.array([isinstance(p, Prompt) and p.sampling.greedy for p in fitted.prompts], np.bool_),
             error_codes=[prompt.code for prompt in fitted.prompts if isinstance(prompt, RowError)],
@@ -153,7 +154,7 @@ def fit_prompt(fitter: PromptFitter, prompt: Prompt | RowError) -> Prompt | RowE
     if isinstance(prompt, RowError):
         return prompt
     if prompt.parts:
-        return joined([fit_prompt(fitter, part) for part in prompt.parts])
+        return joined([fit_prompt(fitter, part) for part in prompt.parts], prompt.several)
     token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens, prompt.frame)
     if isinstance(token_ids, RowError):
         return token_ids
@@ -230,6 +231,6 @@ def _variant(prompt: Prompt | RowError) -> int:
     return _text_hash(prompt.sampling.overrides) if isinstance(prompt, Prompt) and prompt.sampling.overrides else 0
 
 
-def _numbers_per_row(spec: JobSpec) -> int:
-    """What a model makes of a row that it does not continue: numbers of a vector, or scores."""
+def _numbers_per_text(spec: JobSpec) -> int:
+    """What a model makes of a text that it does not continue: numbers of a vector, or scores."""
     return spec.embedding.dimensions or len(spec.classification.labels or ())

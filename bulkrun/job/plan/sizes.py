@@ -25,7 +25,7 @@ _LOGPROB_BYTES = 64  # of a token and its log-probability in a journal, which is
 
 @dataclass(frozen=True)
 class RowSizes:
-    """What the job makes of a row: `samples` results, each with so many bytes for every token, or with a vector.
+    """What the job makes of a row: `samples` results, each with so many bytes for every token, or for every vector.
 
     `generations` is how many outputs are journaled; the bytes are for a token of the output and of the prompt.
     """
@@ -38,14 +38,15 @@ class RowSizes:
 
     @classmethod
     def of(cls, sampling: SamplingSpec, dimensions: int = 0) -> RowSizes:
-        """`dimensions`: the numbers that a model makes of a row: its vector, or its scores."""
+        """`dimensions`: the numbers that a model makes of a text: its vector, or its scores."""
         output, prompt = (_entry_bytes(top) for top in (sampling.logprobs, sampling.prompt_logprobs))
         return cls(sampling.n, sampling.generations, _TEXT_BYTES + output, prompt, dimensions * _NUMBER_BYTES)
 
-    def of_rows(self, payload: pa.Array, prompt_tokens: I64, output_tokens: I64) -> I64:
-        """The bytes of rows with these passed-through values; `output_tokens` of all generations, at most."""
+    def of_rows(self, payload: pa.Array, prompt_tokens: I64, output_tokens: I64, texts: I64) -> I64:
+        """The bytes of rows with these passed-through values and so many texts; `output_tokens` of all generations, at
+        most."""
         planned = _FIXED_BYTES + prompt_tokens * (_ID_BYTES + self.generations * self.prompt_token_bytes)
-        kept = self.samples * (value_bytes(payload) + _FIXED_BYTES + self.vector_bytes)
+        kept = self.samples * (value_bytes(payload) + _FIXED_BYTES + texts * self.vector_bytes)
         sizes: I64 = planned + kept + output_tokens * self.output_token_bytes
         return sizes
 

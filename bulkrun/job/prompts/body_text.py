@@ -8,19 +8,22 @@ from bulkrun.job.prompts.body_keys import BadBody
 from bulkrun.job.prompts.conversations import shown
 
 
-def one_text(key: str, value: Any) -> str:
-    """The text, given alone or as a list of one. Raises BadBody for several, for token ids and for anything else."""
+def one_text(key: str, value: Any, for_several: str = "write a line for each") -> str:
+    """The text, given alone or as a list of one. Raises BadBody for several (`for_several` says what to do), for token
+    ids and for anything else."""
     text = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(text, str):
-        raise BadBody(f"body.{key}: {_what_else(key, value)}")
-    return text
+    if isinstance(text, str):
+        return text
+    refuse_token_ids(key, value)
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        raise BadBody(f"body.{key}: {len(value)} {key}s in one line; {for_several}")
+    raise BadBody(f"body.{key}: {shown(value)} is not text")
 
 
-def _what_else(key: str, value: Any) -> str:
+def refuse_token_ids(key: str, value: Any) -> None:
+    """Raise BadBody for a list of them, or of lists of them."""
     listed = value if isinstance(value, list) else []
-    if listed and all(isinstance(each, str) for each in listed):
-        return f"{len(listed)} {key}s in one line; write a line for each"
     ids = [token for each in listed for token in (each if isinstance(each, list) else [each])]
     if ids and all(isinstance(token, int) for token in ids):
-        return "token ids are not supported, as they belong to another model's tokenizer; send text"
-    return f"{shown(value)} is not text"
+        what = "token ids are not supported, as they belong to another model's tokenizer; send text"
+        raise BadBody(f"body.{key}: {what}")

@@ -40,6 +40,7 @@ from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides
 from bulkrun.job.prompts.row_adapter import with_adapters
 from bulkrun.job.prompts.second_text import SecondText
 from bulkrun.job.prompts.text_codec import ChatRenderer, TextCodec
+from bulkrun.job.prompts.text_lists import list_maker
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
@@ -61,7 +62,8 @@ class PromptBuilder:
         self._text = text
         spec = detected_job(spec, columns)
         if has_mapping(spec.prompt):
-            made = conversation_maker(spec.prompt, columns)
+            makes = list_maker if spec.prompt.text_lists else conversation_maker
+            made = makes(spec.prompt, columns)
             calls = spec.sampling.tool_calls
             needs_texts = calls is not None and calls.needs_texts
             self._ask, self._reads = with_tools(made, spec.prompt, columns, needs_texts=needs_texts)
@@ -138,6 +140,8 @@ class PromptBuilder:
             return ask
         if ask.pairs:
             return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, pairs=ask.pairs)
+        if ask.texts:
+            return self._render_texts(ask.texts)
         sampling = self._overrides.of_row(row, ask.sampling) if self._generates else NO_OUTPUT
         if isinstance(sampling, RowError):
             return sampling
@@ -153,6 +157,15 @@ class PromptBuilder:
             return second
         pairs = () if second is None else ((text, second),)
         return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), pairs)
+
+    def _render_texts(self, texts: Sequence[str]) -> RenderedPrompt | RowError:
+        """A row of several texts, each as one that is embedded alone."""
+        asks = [Ask([{"role": "user", "content": text}], raw=True) for text in texts]
+        made = [
+            RenderedPrompt(self._before + text, NO_OUTPUT, raw=True, frame=partial(self._frame, ask))
+            for text, ask in zip(texts, asks, strict=True)
+        ]
+        return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, texts=tuple(made))
 
     def _is_raw(self, ask: Ask) -> bool:
         return ask.raw or self._chat is None

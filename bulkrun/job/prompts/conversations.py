@@ -24,7 +24,8 @@ Conversation = list[Message]
 
 class Ask(NamedTuple):
     """What a row asks. `raw`: the text is the prompt as it is, no chat template; `model` is what an OpenAI line says
-    there; the rest are values of its own. Where there are `pairs` of texts they are all that it asks.
+    there; the rest are values of its own. Where there are `pairs` of texts they are all that it asks, and so are
+    several `texts`.
     """
 
     messages: Conversation
@@ -33,6 +34,7 @@ class Ask(NamedTuple):
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
     model: Any = None
     pairs: tuple[tuple[str, str], ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 # Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.
@@ -133,7 +135,9 @@ def _templated(
 
 def _text_of(column: str, value: Any) -> Conversation | RowError:
     if not isinstance(value, str):
-        return RowError("bad_input", f"column {column!r}: {shown(value)} is not text")
+        texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        fix = "; a list of texts has vectors of each with task: embed and prompt.text_lists: true" if texts else ""
+        return RowError("bad_input", f"column {column!r}: {shown(value)} is not text{fix}")
     return [{"role": "user", "content": value}]
 
 

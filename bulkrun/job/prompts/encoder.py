@@ -29,13 +29,14 @@ _Ids = TypeVar("_Ids")
 class Prompt(NamedTuple):
     """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut.
 
-    `parts`: of a row of several pairs of texts each one's, whose token ids stand here one after the other.
+    `parts`: of a row of `several` texts, or pairs of them, each one's, whose token ids stand here one after the other.
     """
 
     token_ids: list[int]
     sampling: RowSampling
     frame: Callable[[], PromptFrame] = PromptFrame
     parts: tuple[Prompt, ...] = ()
+    several: str = ""
 
 
 class RenderedPrompt(NamedTuple):
@@ -46,15 +47,16 @@ class RenderedPrompt(NamedTuple):
     raw: bool
     frame: Callable[[], PromptFrame]
     pairs: tuple[tuple[str, str], ...] = ()  # of a job of pairs, in the place of the text
+    texts: tuple[RenderedPrompt, ...] = ()  # of a job of lists of texts, in its place too
 
     @property
     def size(self) -> int:
         """Characters of all its texts."""
-        return sum(map(_size, self.pairs or (self.text,)))
+        return sum(one.size for one in self.texts) if self.texts else sum(map(_size, self.pairs or (self.text,)))
 
 
 class PromptEncoder:
-    """Of one job; `of_pairs`: its prompts are pairs of texts."""
+    """Of one job; `of_pairs`: its prompts are pairs of texts; those of lists of texts say so themselves."""
 
     def __init__(self, text: TextCodec, *, of_pairs: bool) -> None:
         self._text, self._of_pairs = text, of_pairs
@@ -64,6 +66,8 @@ class PromptEncoder:
         """Tokenize the texts of one batch, those of each kind together."""
         if self._of_pairs:
             return self._encode_pairs(rendered)
+        if any(isinstance(p, RenderedPrompt) and p.texts for p in rendered):
+            return self._encode_lists(rendered)
         token_ids: dict[int, list[int]] = {}
         for raw in (False, True):
             kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
@@ -72,10 +76,14 @@ class PromptEncoder:
                 token_ids |= zip(kind, self._encoded(list(kind.values()), encode), strict=True)
         return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
 
+    def _encode_lists(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
+        made = iter(self.encode([text for p in rendered if isinstance(p, RenderedPrompt) for text in p.texts]))
+        return [joined([*islice(made, len(p.texts))], "text") if isinstance(p, RenderedPrompt) else p for p in rendered]
+
     def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
         pairs = [pair for p in rendered if isinstance(p, RenderedPrompt) for pair in p.pairs]
         made = map(_paired, self._encoded(pairs, self._text.encode_pairs))
-        return [joined([*islice(made, len(p.pairs))]) if isinstance(p, RenderedPrompt) else p for p in rendered]
+        return [joined([*islice(made, len(p.pairs))], "pair") if isinstance(p, RenderedPrompt) else p for p in rendered]
 
     def _encoded(self, texts: Sequence[_Text], encode: Callable[[Sequence[_Text]], Sequence[_Ids]]) -> list[_Ids]:
         """The ids of many texts, so much at once as memory allows: one that alone is more waits for any other such."""
@@ -115,17 +123,18 @@ def _paired(made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
     return made if isinstance(made, RowError) else Prompt(made[0], NO_OUTPUT, partial(PromptFrame.around_second, *made))
 
 
-def joined(parts: Sequence[Prompt | RowError]) -> Prompt | RowError:
-    """One prompt of the pairs of a row; a single one is itself. A row of which a pair fails has no answer.
+def joined(parts: Sequence[Prompt | RowError], several: str) -> Prompt | RowError:
+    """One prompt of the parts of a row, which are called `several`; a single one is itself. A row of which one fails
+    has no answer.
 
     How long the parts are is a value of the row's own, so that it is planned once, and equal ids in other parts differ.
     """
     for number, part in enumerate(parts):
         if isinstance(part, RowError):
-            return part if len(parts) == 1 else part._replace(message=f"pair {number}: {part.message}")
+            return part if len(parts) == 1 else part._replace(message=f"{several} {number}: {part.message}")
     whole = tuple(part for part in parts if isinstance(part, Prompt))
     if len(whole) == 1:
         return whole[0]
     lengths = json.dumps({PARTS: [len(part.token_ids) for part in whole]}, separators=(",", ":"))
     token_ids = list(chain.from_iterable(part.token_ids for part in whole))
-    return Prompt(token_ids, NO_OUTPUT._replace(overrides=lengths), parts=whole)
+    return Prompt(token_ids, NO_OUTPUT._replace(overrides=lengths), parts=whole, several=several)

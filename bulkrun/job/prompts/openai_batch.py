@@ -64,7 +64,7 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
 def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
     if spec.task == "embed":
-        return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding)}
+        return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding, lists=spec.prompt.text_lists)}
     if spec.task == "classify":
         score, rerank = (partial(read, made=spec.classification) for read in (read_score, read_rerank))
         return {**dict.fromkeys(SCORE_URLS, score), **dict.fromkeys(RERANK_URLS, rerank)}

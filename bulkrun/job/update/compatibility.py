@@ -33,7 +33,14 @@ _APART: Mapping[Task, tuple[tuple[str, ...], str]] = {
     "embed": (("model.", "embedding."), "vectors"),
     "classify": (("classification.labels",), "scores"),
 }
-_NEVER = ("input.id", "sampling.n", "embedding.task", "embedding.dimensions", "classification.task")
+_NEVER = (
+    "input.id",
+    "sampling.n",
+    "embedding.task",
+    "embedding.dimensions",
+    "classification.task",
+    "prompt.text_lists",
+)
 
 Changed = Mapping[str, tuple[Any, Any]]
 

@@ -82,6 +82,10 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
     return report
 
 
+def _usual(record: RunRecord) -> tuple[pa.Field, ...]:
+    return usual_fields(record.task, text_lists=bool(record.job["prompt"].get("text_lists")))
+
+
 def _refuse_labels(run: RunDir, record: RunRecord) -> None:
     """Raise UsageError for a job that classifies anything but lines of pairs, or whose results do not hold them."""
     if not record.job["prompt"].get("score_lines"):
@@ -115,7 +119,7 @@ class _Rows:
         self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
             of_pairs = _OF_PAIRS if record.task == "classify" else ()
-            wanted = {*_LINE_COLUMNS, *of_pairs, *(field.name for field in usual_fields(record.task)), self.id_column}
+            wanted = {*_LINE_COLUMNS, *of_pairs, *(field.name for field in _usual(record)), self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
 
     def tables(self) -> Iterator[pa.Table]:

@@ -84,9 +84,10 @@ class LineMaker:
     def _vector(self, _digest: str, rows: Sequence[Row]) -> dict[str, Any]:
         """Always as numbers: what encoding a line asked for is in its body, which the results do not hold."""
         [row] = rows
+        vectors = row["embeddings"] if "embeddings" in row else [row["embedding"]]
         return {
             "object": "list",
-            "data": [{"object": "embedding", "index": 0, "embedding": row["embedding"]}],
+            "data": [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)],
             "model": self._model,
             "usage": {"prompt_tokens": row["prompt_tokens"], "total_tokens": row["prompt_tokens"]},
         }

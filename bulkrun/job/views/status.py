@@ -219,8 +219,12 @@ def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
 
 
 def first_look(root: str, record: RunRecord) -> str:
-    """The query that shows some results; of a vector, which fills a screen, its beginning. `root` is quoted."""
-    columns = "* REPLACE (embedding[:4] AS embedding)" if record.task == "embed" else "*"
+    """The query that shows some results; of a vector, which fills a screen, its beginning, of several that of the
+    first. `root` is quoted."""
+    columns = "*"
+    if record.task == "embed":
+        several = bool(record.job["prompt"].get("text_lists"))
+        columns = f"* REPLACE ({'embeddings[1][:4] AS embeddings' if several else 'embedding[:4] AS embedding'})"
     return f'bulkrun query {root} "SELECT {columns} FROM results LIMIT 5"'
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.results.parts import PartInfo, count_ends, read_part_info, write_part
-from bulkrun.data.results.schema import EMBEDDING, RESULT_FIELDS, SCORES, output_schema
+from bulkrun.data.results.schema import EMBEDDING, EMBEDDINGS, RESULT_FIELDS, SCORES, output_schema
 from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
@@ -32,7 +32,7 @@ from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
-from bulkrun.job.work.vectors import vector_column
+from bulkrun.job.work.vectors import vector_column, vectors_column
 
 CheckOurs = Callable[[], None]
 
@@ -165,6 +165,8 @@ def _result_column(added: pa.Field, outcomes: list[tuple[int, int, JournalRecord
         values = [sample for _, sample, _ in outcomes]
     elif name in (EMBEDDING, SCORES):
         return vector_column([record.extra.get(name) for record in records])
+    elif name == EMBEDDINGS:
+        return vectors_column([record.extra.get(name) for record in records])
     elif name in _OF_RECORD:
         values = [getattr(record, name) for record in records]
     else:

@@ -14,21 +14,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bulkrun.data.results.schema import EMBEDDING, SCORES, labels_of
+from bulkrun.data.results.schema import EMBEDDING, EMBEDDINGS, SCORES, labels_of
 from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.request import Completion, RowError
 
 _FLOAT = np.dtype("<f4")
+_OF = ":"  # between how many vectors there are and their numbers
 F32 = npt.NDArray[np.float32]
 
 
 class VectorReader:
     """Reads what an engine made of texts: none is decoded. As `AnswerReader`, for a job of vectors or of scores."""
 
-    def __init__(self, extra: Callable[[bytes], dict[str, Any]]) -> None:
-        """`extra`: the columns of a row's numbers."""
+    def __init__(self, extra: Callable[[bytes, int], dict[str, Any]]) -> None:
+        """`extra`: the columns of a row's numbers, which are of so many texts."""
         self._extra = extra
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
@@ -40,10 +41,12 @@ def reader_of(decode: Decode, fields: Sequence[pa.Field]) -> AnswerReader | Vect
     """What reads the answers of a job whose results have these columns."""
     by_name = {field.name: field for field in fields}
     if EMBEDDING in by_name:
-        return VectorReader(lambda made: {EMBEDDING: _text_of(made)})
+        return VectorReader(lambda made, _: {EMBEDDING: _text_of(made)})
+    if EMBEDDINGS in by_name:
+        return VectorReader(lambda made, num_texts: {EMBEDDINGS: f"{num_texts}{_OF}{_text_of(made)}"})
     if SCORES in by_name:
         labels = labels_of(by_name[SCORES])
-        return VectorReader(lambda made: scored(made, labels))
+        return VectorReader(lambda made, _: scored(made, labels))
     return AnswerReader(decode, fields)
 
 
@@ -64,7 +67,7 @@ def vector_or_error(done: Completion) -> bytes | RowError:
     return done.embedding or RowError("engine_error", "the engine made nothing of this row")
 
 
-def _record(answer: Answer, extra: Callable[[bytes], dict[str, Any]]) -> JournalRecord:
+def _record(answer: Answer, extra: Callable[[bytes, int], dict[str, Any]]) -> JournalRecord:
     done, generation, made = answer.completion, answer.generation, vector_or_error(answer.completion)
     error = made if isinstance(made, RowError) else None
     return JournalRecord(
@@ -74,7 +77,7 @@ def _record(answer: Answer, extra: Callable[[bytes], dict[str, Any]]) -> Journal
         prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
         error_code=error.code if error else None,
         error_message=error.message if error else None,
-        extra=extra(made) if isinstance(made, bytes) else {},
+        extra=extra(made, generation.num_texts) if isinstance(made, bytes) else {},
         cached_tokens=done.num_cached_tokens,
     )
 
@@ -88,10 +91,31 @@ def vector_of(text: str) -> F32:
     return np.frombuffer(base64.b64decode(text), _FLOAT).astype(np.float32)
 
 
+def vectors_of(text: str) -> F32:
+    """The vectors of a row of several texts, [texts, dimensions], from their text in a journal."""
+    count, _, numbers = text.partition(_OF)
+    return vector_of(numbers).reshape(int(count), -1)
+
+
+def vectors_column(texts: Sequence[str | None]) -> pa.ListArray:
+    """Lists of vectors, from their texts, as a column of lists of lists; null where there is none."""
+    rows = [None if text is None else vectors_of(text) for text in texts]
+    there = [row for row in rows if row is not None]
+    lengths = [length for row in there for length in [row.shape[1]] * len(row)]
+    numbers = np.concatenate([row.reshape(-1) for row in there]) if there else np.zeros(0, np.float32)
+    vectors = pa.ListArray.from_arrays(pa.array(_ends(lengths)), pa.array(numbers))
+    ends = _ends([0 if row is None else len(row) for row in rows])
+    return pa.ListArray.from_arrays(pa.array(ends), vectors, mask=pa.array([row is None for row in rows], pa.bool_()))
+
+
+def _ends(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
 def vector_column(texts: Sequence[str | None]) -> pa.ListArray:
     """Vectors, from their texts, as a column of lists; null where there is none."""
     vectors = [b"" if text is None else base64.b64decode(text) for text in texts]
     numbers = np.frombuffer(b"".join(vectors), _FLOAT).astype(np.float32, copy=False)
-    ends = np.cumsum([0, *(len(vector) // _FLOAT.itemsize for vector in vectors)]).astype(np.int32)
+    ends = _ends([len(vector) // _FLOAT.itemsize for vector in vectors])
     missing = pa.array([text is None for text in texts], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), mask=missing)

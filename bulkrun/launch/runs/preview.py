@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from bulkrun.data.results.schema import EMBEDDING, SCORES, output_schema
+from bulkrun.data.results.schema import EMBEDDING, EMBEDDINGS, SCORES, output_schema
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.outputs.tool_calls import with_ids
@@ -20,7 +21,7 @@ from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_gate import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
-from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
+from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of, vectors_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.preparation.tool_calling import warn_of_unoffered_tools
@@ -41,6 +42,7 @@ class PreviewedRow(NamedTuple):
     reasoning: str | None = None
     tool_calls: list[dict[str, str]] | None = None
     embedding: list[float] | None = None
+    embeddings: list[list[float]] | None = None
     label: str | None = None
     scores: dict[str, float] | None = None  # by label
 
@@ -173,6 +175,12 @@ def _generate(prepared: PreparedJob, adapter: str, requests: Iterable[Request]) 
     return done
 
 
+def _parts_of(request: Request) -> list[Sequence[int]]:
+    """The token ids of each text, or pair of texts, of a row."""
+    ends = [*accumulate(request.parts)] or [len(request.prompt_token_ids)]
+    return [request.prompt_token_ids[start:end] for start, end in pairwise([0, *ends])]
+
+
 def _names(spec: JobSpec, count: int) -> Sequence[str]:
     """What the scores of a row are called: its labels, or the pairs of a line."""
     pairs = [f"pair {number}" for number in range(count)]
@@ -186,10 +194,12 @@ def _shown(
     completion: Completion,
     reader: AnswerReader | VectorReader,
 ) -> PreviewedRow:
-    text = prepared.tokenizer.decode_batch([request.prompt_token_ids], skip_special_tokens=False)[0]
+    text = "\n".join(prepared.tokenizer.decode_batch(_parts_of(request), skip_special_tokens=False))
     [record] = reader.records([Answer(Generation(request, shard=0, rows=(0,), sample=0), completion)])
     ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
     numbers = {name: vector_of(record.extra[name]).tolist() for name in (EMBEDDING, SCORES) if name in record.extra}
+    if EMBEDDINGS in record.extra:
+        numbers[EMBEDDINGS] = vectors_of(record.extra[EMBEDDINGS]).tolist()
     if SCORES in numbers:
         numbers[SCORES] = dict(zip(_names(prepared.spec, len(numbers[SCORES])), numbers[SCORES], strict=True))
     said = {name: record.extra.get(name) for name in ("reasoning", "label")}

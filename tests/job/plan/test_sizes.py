@@ -49,8 +49,15 @@ def test_a_long_value_counts_by_its_length(name: str) -> None:
 def test_a_row_counts_as_often_as_its_results_hold_it(sampling: dict[str, Any], at_least: int) -> None:
     sizes = RowSizes.of(SamplingSpec(**sampling))
     payload = pa.array([{"doc": "d" * 5000}])
-    [size] = sizes.of_rows(payload, np.array([100]), np.array([300]))
+    [size] = sizes.of_rows(payload, np.array([100]), np.array([300]), np.array([1]))
     assert at_least <= size <= 1.4 * at_least + 1000
+
+
+def test_a_row_of_several_texts_counts_the_vectors_of_all() -> None:
+    one, many, none = RowSizes.of(SamplingSpec(), dimensions=1000).of_rows(
+        pa.array([{"doc": ""}] * 3), np.array([5, 5, 5]), np.array([0, 0, 0]), np.array([1, 50, 0])
+    )
+    assert one - none >= 4_000 and many - none == 50 * (one - none)
 
 
 @pytest.mark.parametrize("sampling", [{"n": 50}, {"logprobs": 5, "max_tokens": 50}])

@@ -100,9 +100,9 @@ def test_only_the_columns_of_batch_lines_are_read_as_json_text() -> None:
 
 
 def test_so_are_columns_with_schemas_and_stop_strings_of_rows() -> None:
-    own = {"structured_outputs": "shape", "stop": "ends", "temperature": "heat"}
+    own = {"structured_outputs": "shape", "stop": "ends", "temperature": "heat", "logit_bias": "body"}
     spec = job("x", prompt={"column": "text"}, sampling={"per_row": own})
-    assert json_text_columns(spec, unseen(["ends", "text", "heat", "shape", "body"])) == ["ends", "shape"]
+    assert json_text_columns(spec, unseen(["ends", "text", "heat", "shape", "body"])) == ["ends", "shape", "body"]
 
 
 @pytest.mark.parametrize("prompt", [{"messages": "chat"}, {}])

@@ -12,11 +12,13 @@ import pytest
 
 from bulkrun.data.inputs.batch import InputBatch, Position
 from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.load import job_of as job_from
 from bulkrun.job.plan.rows import fit_prompt
 from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt
 from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.job.prompts.fit import fitter_of
+from bulkrun.job.prompts.own_values import own_values
 from bulkrun.request import RowError
 from tests.job.embedding_runs import embedding_job
 from tests.job.plan.planning import CharacterCodec, job
@@ -118,7 +120,7 @@ def test_a_line_of_openais_embeddings_is_its_text(body: dict[str, Any]) -> None:
     ("row", "words"),
     [
         (line(), ["body.input: missing"]),
-        (line(input=["a", "b"]), ["body.input: 2 inputs in one line", "a line for each"]),
+        (line(input=["a", "b"]), ["body.input: 2 inputs in one line", "set prompt.text_lists: true"]),
         (line(input=[1, 2]), ["body.input: token ids", "send text"]),
         (line(input=[[1, 2], [3]]), ["body.input: token ids"]),
         (line(input=[]), ["body.input: [] is not text"]),
@@ -142,3 +144,80 @@ def test_a_line_of_embeddings_in_a_job_that_generates_says_which_job_it_is_for()
     builder = PromptBuilder(job("x", prompt={}), batch.rows.schema.names, CharacterCodec(chat=True))
     [error] = builder.build(batch)
     assert isinstance(error, RowError) and "a job with task: embed" in error.message
+
+
+def texts(prompt: Prompt | RowError) -> list[str]:
+    """Those of a row that may have several."""
+    assert isinstance(prompt, Prompt), prompt
+    parts = prompt.parts or (prompt,)
+    assert prompt.token_ids == [token for part in parts for token in part.token_ids]
+    assert own_values(prompt.sampling.overrides).parts == tuple(len(part.token_ids) for part in prompt.parts)
+    return list(map(text, parts))
+
+
+LISTS = {"prompt": {"column": "a", "text_lists": True}, "embedding": {"prompt": "doc: "}}
+
+
+def test_a_row_may_have_several_texts_each_behind_the_jobs_own() -> None:
+    assert texts(build([{"a": ["Hi", "Ho "]}], **LISTS)[0]) == ["doc: Hi", "doc: Ho "]
+    assert texts(build([{"a": ["Hi"]}], **LISTS)[0]) == texts(build([{"a": "Hi"}], **LISTS)[0]) == ["doc: Hi"]
+    several, one = build([{"a": ["Hi", "Hi"]}, {"a": ["HiHi"]}], **LISTS)
+    assert texts(several) == ["doc: Hi"] * 2 and texts(one) == ["doc: HiHi"]
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "words"),
+    [
+        ([], "empty_prompt", "column 'a': [] holds no text"),
+        (["Hi", " "], "empty_prompt", "column 'a', text 1: the text is empty"),
+        (["Hi", None], "bad_input", "column 'a', text 1: null is not text"),
+        (None, "bad_input", "column 'a': null is not text"),
+    ],
+)
+def test_a_row_with_a_text_that_says_nothing_is_an_error_that_names_it(value: Any, code: str, words: str) -> None:
+    _, error = build([{"a": ["Hi"]}, {"a": value}], **LISTS)
+    assert isinstance(error, RowError) and (error.code, error.message) == (code, words)
+
+
+def test_each_of_several_texts_is_cut_for_itself() -> None:
+    sections = {**LISTS, "run": {"on_too_long": "truncate_right"}}
+    [made] = build([{"a": ["abcdefghij", "Hi"]}], **sections)
+    spec = embedding_job(Path("x"), Path("out"), **{"input": {"path": "x"}, **sections})
+    assert texts(fit_prompt(fitter_of(spec, 12), made)) == ["doc: abcde", "doc: Hi"]
+    error = fit_prompt(fitter_of(embedding_job(Path("x"), Path("out"), input={"path": "x"}), 12), made)
+    assert isinstance(error, RowError) and error.message.startswith("text 0: the prompt has 17 tokens and the model")
+
+
+def test_a_line_of_openais_embeddings_may_have_a_list_where_the_job_takes_lists() -> None:
+    sections = {"embedding": {"prompt": "doc: "}}
+
+    def made(given: Any) -> Prompt | RowError:
+        [one] = build([line(input=given)], prompt={"text_lists": True}, **sections)
+        return one
+
+    assert texts(made(["Hi", "Ho"])) == ["doc: Hi", "doc: Ho"] and texts(made("Hi")) == ["doc: Hi"]
+    for given in ([1, 2], [[1, 2], [3]]):
+        error = made(given)
+        assert isinstance(error, RowError) and "body.input: token ids" in error.message
+    error = made(["Hi", ""])
+    assert isinstance(error, RowError) and error.message == "body.input, text 1: the text is empty"
+
+
+def test_a_list_of_texts_where_one_is_wanted_says_how_lists_are_taken() -> None:
+    [error] = build([{"a": ["Hi", "Ho"]}], prompt={"column": "a"})
+    assert isinstance(error, RowError) and "prompt.text_lists: true" in error.message
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"task": "generate", "prompt": {"column": "a", "text_lists": True}}, "write task: embed"),
+        ({"task": "classify", "prompt": {"column": "a", "text_lists": True}}, "write task: embed"),
+        ({"prompt": {"template": "{{ a }}", "text_lists": True}}, "leave out template"),
+    ],
+)
+def test_lists_are_for_vectors_of_a_column_or_a_batch(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobFileError, match=r"text_lists: .*" + words):
+        job_from(
+            {"name": "n", "model": "m", "input": {"path": "x"}, "output": {"path": "o"}, "task": "embed", **sections}
+        )

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS
+from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS, VECTORS_FIELDS
 from bulkrun.job.store.journal import JournalRecord, encode_record
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.job.work.vectors import VectorReader, reader_of, vector_column, vector_of
+from bulkrun.job.work.vectors import VectorReader, reader_of, vector_column, vector_of, vectors_column, vectors_of
 from bulkrun.request import Completion, Request, RowError
 
 ODD = [0.0, -0.0, 1e-45, -1.17549435e-38, 3.4028235e38, 0.1, float("inf")]
@@ -26,9 +26,9 @@ def no_text(*_: Any, **__: Any) -> list[str]:
     raise AssertionError("a vector is not decoded")
 
 
-def record(done: Completion) -> JournalRecord:
-    answer = Answer(Generation(Request("a", (1, 2, 3)), 0, (4, 5), 0), done)
-    [made] = reader_of(no_text, VECTOR_FIELDS).records([answer])
+def record(done: Completion, fields: Any = VECTOR_FIELDS, parts: tuple[int, ...] = ()) -> JournalRecord:
+    answer = Answer(Generation(Request("a", (1, 2, 3), parts=parts), 0, (4, 5), 0), done)
+    [made] = reader_of(no_text, fields).records([answer])
     return made
 
 
@@ -47,6 +47,23 @@ def test_a_column_of_errors_alone_and_one_of_nothing_have_the_type_of_vectors() 
     for texts in ([], [None, None]):
         column = vector_column(texts)
         assert column.type == pa.list_(pa.float32()) and column.to_pylist() == texts
+
+
+@pytest.mark.parametrize(("parts", "shape"), [((), (1, 6)), ((1, 2), (2, 3)), ((1, 1, 1), (3, 2))])
+def test_a_row_of_several_texts_has_a_vector_of_each(parts: tuple[int, ...], shape: tuple[int, int]) -> None:
+    made = record(Completion("a", (), "stop", num_prompt_tokens=3, embedding=BYTES[:24]), VECTORS_FIELDS, parts)
+    text = json.loads(encode_record(made)[9:])["extra"]["embeddings"]
+    assert vectors_of(text).shape == shape and vectors_of(text).tobytes() == BYTES[:24]
+    column = vectors_column([text, None, text])
+    assert column.type == VECTORS_FIELDS[2].type
+    assert column.to_pylist() == [vectors_of(text).tolist(), None, vectors_of(text).tolist()]
+
+
+def test_a_column_of_lists_of_vectors_may_have_rows_of_other_sizes_and_none() -> None:
+    assert vectors_column([]).type == vectors_column([None]).type == VECTORS_FIELDS[2].type
+    assert vectors_column([None, None]).to_pylist() == [None, None]
+    texts = [f"{count}:{base64.b64encode(BYTES[: 4 * count]).decode()}" for count in (2, 1, 3)]
+    assert [list(map(len, row)) for row in vectors_column(texts).to_pylist()] == [[1, 1], [1], [1, 1, 1]]
 
 
 def test_vectors_of_other_lengths_stand_side_by_side() -> None:

@@ -1,0 +1,46 @@
+"""`prompt.text_lists`: the texts of a row that may have several, from a column or from the input of an OpenAI line.
+
+Knows no tokens and no bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bulkrun.data.types.json_types import is_unicode
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
+from bulkrun.job.prompts.templates import unknown_column
+from bulkrun.request import RowError
+
+
+def list_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:
+    """The function from a row to its texts, and the column that it reads. Raises JobFileError where it is not there."""
+    name = spec.column
+    assert name is not None, "a prompt section without a mapping is resolved from the columns first"
+    if name not in columns:
+        raise JobFileError([f"prompt.column: {unknown_column(name, columns)}"])
+
+    def ask(row: Mapping[str, Any]) -> Ask | RowError:
+        return asked_texts(f"column {name!r}", row[name])
+
+    return ask, [name]
+
+
+def asked_texts(place: str, given: Any) -> Ask | RowError:
+    """What a value asks: a text, or a list of them. An error names the place and the text."""
+    texts = given if isinstance(given, list) else [given]
+    if not texts:
+        return RowError("empty_prompt", f"{place}: [] holds no text")
+    for index, text in enumerate(texts):
+        where = place if given is text else f"{place}, text {index}"
+        if not isinstance(text, str):
+            return RowError("bad_input", f"{where}: {shown(text)} is not text")
+        if not text.strip():
+            return RowError("empty_prompt", f"{where}: the text is empty")
+        if not is_unicode(text):
+            half = "half a surrogate pair (\\ud800-\\udfff), which is not text"
+            return RowError("bad_input", f"{where}: it holds {half}")
+    return Ask([], raw=True, texts=tuple(texts))
