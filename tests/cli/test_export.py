@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.completion import Completion
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
+from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from bulkrun.cli import main
@@ -26,6 +27,12 @@ SMALL = ("--set", "engine.dtype=float32", "--set", "engine.max_num_seqs=8")
 CODE = "def add(a, b):\n    return a + b"
 PROMPT = f"Summarize this Python code in one sentence:\n{CODE}"
 HELLO: list[Any] = [{"role": "user", "content": PROMPT}]
+KINDS: dict[str, type[ChatCompletion | Completion | Response]] = {
+    "/v1/chat/completions": ChatCompletion,
+    "/v1/completions": Completion,
+    "/v1/responses": Response,
+}
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]
 
 # Each bad line of a batch file, and what its error row must say.
@@ -85,11 +92,11 @@ def test_the_shipped_batch_runs_unchanged_and_comes_back_as_official_types(folde
     assert [line["custom_id"] for line in answered] == [line["custom_id"] for line in asked]
     for question, answer in zip(asked, answered, strict=True):
         assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
-        kind = ChatCompletion if question["url"].endswith("chat/completions") else Completion
-        body = kind.model_validate(answer["response"]["body"], strict=True)
+        body = KINDS[question["url"]].model_validate(answer["response"]["body"], strict=True)
         assert body.usage is not None and body.usage.total_tokens > 0
-        limit = question["body"].get("max_tokens", question["body"].get("max_completion_tokens"))
-        assert body.usage.completion_tokens <= limit
+        [limit] = [question["body"][key] for key in LIMITS if key in question["body"]]
+        made = body.usage.output_tokens if isinstance(body, Response) else body.usage.completion_tokens
+        assert made <= limit
     assert read_lines(folder / "answers.errors.jsonl") == []
 
 
@@ -99,6 +106,7 @@ def test_what_a_line_sets_is_honoured(folder: Path) -> None:
     answers = {custom_id: (text, reason) for custom_id, text, reason in duckdb.execute(sql).fetchall()}
     assert set(answers) == set(asked)
     assert "." not in answers["one-sentence-to_json"][0]
+    assert answers["responses-json-add"] == answers["json-add"], "the same, asked in another way"
     assert set(json.loads(answers["json-add"][0])) == {"pure"}
     assert answers["label-clamp"][0] in ("reads", "writes", "computes")
 
@@ -223,7 +231,7 @@ def test_messages_go_to_stderr_and_data_to_stdout(folder: Path) -> None:
     result = bulkrun("export", "out/openai_batch", "--format", "csv", "--only", "ok")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) >= 14 and result.stdout.startswith("custom_id,")
-    assert re.search(r"13 rows", result.stderr)
+    assert re.search(r"15 rows", result.stderr)
     assert bulkrun("export", "out/openai_batch", "--format", "csv", "-o", "examples/openai_batch.jsonl").exit_code == 2
     assert bulkrun("export", str(folder), "--format", "csv").exit_code == 1
 

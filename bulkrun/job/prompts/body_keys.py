@@ -26,12 +26,17 @@ STRUCTURES = (
     "guided_choice",
     "guided_grammar",
 )
+TEXT_FORMAT = "text.format"  # where /v1/responses has it
 # Honoured: a row's own values win over the job's.
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
 BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, "n", "logprobs", *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
+# Of /v1/responses: how a token is drawn is said as in a chat, what is asked elsewhere.
+RESPONSE_TOO = (*NUMBERS, *(key for key in WHOLE_NUMBERS if not key.startswith("max_")), *_LISTS, "structured_outputs")
+_RESPONSE_ONLY = ("input", "instructions", "max_output_tokens", "text", "reasoning", "include")
+OF_RESPONSE = (*_RESPONSE_ONLY, "top_logprobs", "chat_template_kwargs", *_OF_TOOLS, *RESPONSE_TOO)
 OF_EMBEDDING = ("input", "dimensions", "encoding_format")
 # vLLM's names for the two sides of pairs, the newest first.
 SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -41,6 +46,7 @@ OF_RERANK = ("query", "documents", "top_n", "return_documents", *ACTIVATIONS)
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
+RESPONSES_URL = "/v1/responses"
 EMBEDDINGS_URL = "/v1/embeddings"
 SCORE_URLS = ("/v1/score", "/score")
 RERANK_URLS = ("/v1/rerank", "/rerank", "/v2/rerank")
@@ -52,6 +58,8 @@ IGNORED = (
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id", "cache_salt"),
     "guided_decoding_backend",
 )
+# The same of /v1/responses alone: of tools that only OpenAI runs, and of images.
+IGNORED_OF_RESPONSE = ("max_tool_calls", "access_programs", "image", "session_id")
 # Would change the answer, and nothing here does it for a line: name -> the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -88,6 +96,34 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "thinking_token_budget": (),
         "repetition_detection": (),
         "vllm_xargs": ({},),
+    }
+)
+NEUTRAL_OF_RESPONSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "stream": (False,),
+        "background": (False,),
+        "truncation": ("disabled",),
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "context_management": ([],),
+        "previous_input_messages": ([],),
+        "enable_response_messages": (False,),
+        "include_reasoning": (True,),
+        "ignore_eos": (False,),
+        "skip_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
+        "mm_processor_kwargs": ({},),
+        "media_io_kwargs": ({},),
+        "vllm_xargs": ({},),
+        "watermarking": (True, False),
+        "messages": (),
+        "max_tokens": (),
+        "max_completion_tokens": (),
+        "response_format": (),
+        "reasoning_effort": (),
+        "logprobs": (),
+        "n": (),
     }
 )
 # Where the two endpoints' own habits differ: a chat template writes the special tokens, a plain text gets them.
@@ -132,6 +168,19 @@ _REASONS = {
     "repetition_detection": "set sampling.repetition_stop in the job file",
     "chat_template": "set prompt.chat_template in the job file",
 }
+_NOTHING_STORED = "nothing is kept between lines here; write all that was said into input"
+_REASONS_OF_RESPONSE = {
+    **_REASONS,
+    "truncation": "run.on_too_long in the job file says what becomes of a prompt that is too long",
+    **dict.fromkeys(("previous_response_id", "conversation", "previous_input_messages"), _NOTHING_STORED),
+    "prompt": "OpenAI keeps such prompts, and they are not here; write instructions and input",
+    "messages": f"{RESPONSES_URL} calls it input",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), f"{RESPONSES_URL} calls it max_output_tokens"),
+    "response_format": f"{RESPONSES_URL} has it as text: {{format: ...}}",
+    "reasoning_effort": f"{RESPONSES_URL} has it as reasoning: {{effort: ...}}",
+    "logprobs": f"{RESPONSES_URL} has it as include: [message.output_text.logprobs]",
+    "n": "a line has one answer there; set sampling.n in the job file",
+}
 
 
 class BadBody(ValueError):
@@ -160,6 +209,12 @@ def check_completion_keys(body: Mapping[str, Any]) -> None:
     _check(body, (*COMPLETION_ONLY, *BOTH), {**NEUTRAL, _SPECIAL_TOKENS: (True,)})
 
 
+def check_response_keys(body: Mapping[str, Any]) -> None:
+    """Raise BadBody for what a /v1/responses body cannot hold."""
+    given = {key: value for key, value in body.items() if key not in IGNORED_OF_RESPONSE}
+    _check(given, OF_RESPONSE, NEUTRAL_OF_RESPONSE, _REASONS_OF_RESPONSE)
+
+
 def check_embedding_keys(body: Mapping[str, Any]) -> None:
     """Raise BadBody for what a /v1/embeddings body cannot hold."""
     _check(body, OF_EMBEDDING, NEUTRAL_OF_EMBEDDING)
@@ -175,7 +230,12 @@ def check_rerank_keys(body: Mapping[str, Any]) -> None:
     _check(body, OF_RERANK, NEUTRAL_OF_PAIRS)
 
 
-def _check(body: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+def _check(
+    body: Mapping[str, Any],
+    honoured: tuple[str, ...],
+    neutral: Mapping[str, tuple[Any, ...]],
+    reasons: Mapping[str, str] = _REASONS,
+) -> None:
     known = {*honoured, *neutral}
     for key, value in body.items():
         if key in honoured or key in IGNORED:
@@ -184,4 +244,4 @@ def _check(body: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[
             hint = did_you_mean(key, known) or "leave it out"
             raise BadBody(f"body.{shown(key)[1:-1]}: {shown(value)}: this parameter is not supported; {hint}")
         if value not in neutral[key]:
-            raise BadBody(f"body.{key}: {shown(value)} is not supported; {_REASONS.get(key, 'leave it out')}")
+            raise BadBody(f"body.{key}: {shown(value)} is not supported; {reasons.get(key, 'leave it out')}")

@@ -12,9 +12,19 @@ from typing import Any
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
-from bulkrun.job.prompts.body_keys import NUMBERS, WHOLE_NUMBERS, BadBody, check_chat_keys, check_completion_keys
+from bulkrun.job.prompts.body_keys import (
+    NUMBERS,
+    RESPONSE_TOO,
+    TEXT_FORMAT,
+    WHOLE_NUMBERS,
+    BadBody,
+    check_chat_keys,
+    check_completion_keys,
+    check_response_keys,
+)
 from bulkrun.job.prompts.body_structure import structure_of
 from bulkrun.job.prompts.conversations import shown
+from bulkrun.job.prompts.response_sections import effort_of, text_format, wants_logprobs
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_WHOLE = 2**31 - 1  # what the engine's tensors hold; a seed is hashed
@@ -38,8 +48,18 @@ class BodyParams:
         count = body.get("logprobs", False)
         return self._common(body) | self._logprobs(None if count is False else _whole("logprobs", count))
 
+    def of_response(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The sampling values of a /v1/responses body: those of a chat that asks for the same."""
+        check_response_keys(body)
+        given = {key: body[key] for key in RESPONSE_TOO if key in body}
+        if "max_output_tokens" in body:
+            given["max_tokens"] = _whole("max_output_tokens", body["max_output_tokens"])
+        if (wanted := text_format(body)) is not None:
+            given[TEXT_FORMAT] = wanted
+        return self._common(given) | self._logprobs(_response_logprobs(body), "include")
+
     def _common(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What both endpoints share; sorted, so that the same values always give the same text."""
+        """What the endpoints share; sorted, so that the same values always give the same text."""
         if "n" in body and (type(body["n"]) is not int or body["n"] != self._n):
             raise BadBody(
                 f"body.n: {shown(body['n'])}, but the job makes {self._n} per line (sampling.n, for all lines)"
@@ -53,13 +73,13 @@ class BodyParams:
             values["structured_outputs"] = structure
         return dict(sorted(values.items()))
 
-    def _logprobs(self, count: int | None) -> dict[str, Any]:
+    def _logprobs(self, count: int | None, key: str = "logprobs") -> dict[str, Any]:
         if count is None:
             return {}
         if not self._has_logprobs:
             raise BadBody(
-                f"body.logprobs: asked for, but the job has no column for them; set sampling.logprobs: {count} "
-                "in the job file"
+                f"body.{key}: log-probabilities are asked for, but the job has no column for them; set "
+                f"sampling.logprobs: {count} in the job file"
             )
         return {"logprobs": count}
 
@@ -117,21 +137,36 @@ def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
     return top if wanted else None
 
 
+def _response_logprobs(body: Mapping[str, Any]) -> int | None:
+    wanted, top = wants_logprobs(body), _whole("top_logprobs", body.get("top_logprobs", 0))
+    if top and not wanted:
+        raise BadBody("body.top_logprobs: needs include: [message.output_text.logprobs] as well")
+    return top if wanted else None
+
+
 def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
     """The values for the chat template that a chat brings; they win over the job's. Raises BadBody."""
+    return {**_effort("reasoning_effort", body.get("reasoning_effort")), **_given_kwargs(body)}
+
+
+def response_template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a /v1/responses body."""
+    return {**_effort("reasoning.effort", effort_of(body)), **_given_kwargs(body)}
+
+
+def _given_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
     given = body.get("chat_template_kwargs", {})
     try:
         check_template_kwargs(given)
     except ValueError as problem:
         raise BadBody(f"body.chat_template_kwargs: {problem}") from None
-    return {**_effort(body), **given}
+    return dict(given)
 
 
-def _effort(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What `reasoning_effort` is to chat templates, as vLLM has it: some read the word, others whether to think."""
-    if "reasoning_effort" not in body:
+def _effort(key: str, effort: Any) -> dict[str, Any]:
+    """What an effort is to chat templates, as vLLM has it: some read the word, others whether to think."""
+    if effort is None:
         return {}
-    effort = body["reasoning_effort"]
     if effort not in _EFFORTS:
-        raise BadBody(f"body.reasoning_effort: {shown(effort)} is not one of {', '.join(_EFFORTS)}")
+        raise BadBody(f"body.{key}: {shown(effort)} is not one of {', '.join(_EFFORTS)}")
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}

@@ -1,7 +1,8 @@
 """What the body of an OpenAI request says its answer must look like: a JSON schema, a regex, choices or a grammar.
 
-OpenAI says it by `response_format`, vLLM by `structured_outputs`, and by `guided_...` before. Whether a regex or a
-grammar can be used shows when it is compiled: then its row is `grammar_failed`. Knows no other parameters.
+OpenAI says it by `response_format`, in /v1/responses by `text.format`, vLLM by `structured_outputs`, and by
+`guided_...` before. Whether a regex or a grammar can be used shows when it is compiled: then its row is
+`grammar_failed`. Knows no other parameters.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bulkrun.data.types.json_types import is_unicode
-from bulkrun.job.prompts.body_keys import STRUCTURES, BadBody, as_object
+from bulkrun.job.prompts.body_keys import TEXT_FORMAT, BadBody, as_object
 from bulkrun.job.prompts.conversations import shown
 
 # A JSON schema as its text, or {kind: value} for the other kinds: how `sampling.structured_outputs` of a row is kept.
@@ -20,7 +21,9 @@ Structure = str | dict[str, Any]
 
 def structure_of(body: Mapping[str, Any]) -> Structure | None:
     """What the answer must look like; None where any text will do. Raises BadBody."""
-    given = {key: found for key in STRUCTURES if key in body and (found := _READERS[key](key, body[key])) is not None}
+    given = {
+        key: found for key, read in _READERS.items() if key in body and (found := read(key, body[key])) is not None
+    }
     if len(given) > 1:
         first, second = list(given)[:2]
         raise BadBody(f"body.{second}: given together with {first}; write one of them")
@@ -39,6 +42,15 @@ def _of_response_format(key: str, value: Any) -> Structure | None:
         schema = inner.get("schema", {"type": "object"}) if isinstance(inner, dict) else None
         return _schema(f"{key}.json_schema.schema", schema)
     raise BadBody(f"body.{key}: {shown(value)} is not supported; types text, json_object, json_schema are")
+
+
+def _of_text_format(key: str, value: Any) -> Structure | None:
+    """As `response_format`, but that name and schema stand beside the type, and that a schema has to be there."""
+    if not isinstance(value, dict) or value.get("type") != "json_schema":
+        return _of_response_format(key, value)
+    if "schema" not in value:
+        raise BadBody(f"body.{key}.schema: missing; it stands beside type and name")
+    return _schema(f"{key}.schema", value["schema"])
 
 
 def _of_structured_outputs(key: str, value: Any) -> Structure | None:
@@ -89,6 +101,7 @@ _Reader = Callable[[str, Any], Structure | None]
 KINDS: dict[str, _Reader] = {"json": _schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
 _READERS: dict[str, _Reader] = {
     "response_format": _of_response_format,
+    TEXT_FORMAT: _of_text_format,
     "structured_outputs": _of_structured_outputs,
     **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }

@@ -177,10 +177,11 @@ def read_messages(value: Any) -> Conversation:
     """
     if not isinstance(value, list):
         raise BadMessages(f": {shown(value)} is not a list of messages")
-    return [_read_message(f", message {index}", message) for index, message in enumerate(value)]
+    return [read_message(f", message {index}", message) for index, message in enumerate(value)]
 
 
-def _read_message(where: str, given: Any) -> Message:
+def read_message(where: str, given: Any) -> Message:
+    """One of such a list; `where` says in the text of BadMessages which one."""
     if not isinstance(given, dict):
         raise BadMessages(f"{where}: {shown(given)} is not {{role: text, content: text}}")
     message: Message = {key: part for key, part in given.items() if part is not None}

@@ -1,10 +1,10 @@
 """OpenAI batch lines: `custom_id`, `method`, `url`, `body`, run as they are by the job's own model.
 
-Served are POST /v1/chat/completions and /v1/completions, by a job that embeds /v1/embeddings, by one of pairs vLLM's
-/v1/score and /v1/rerank. A parameter that changes the answer is honoured or the row is a `bad_input` that names it; one
-that only concerns OpenAI's service (accounting, caching, hints to its own models) is ignored. So is `model`, unless the
-job has adapters for it to name. Knows the format; `body_params`, `body_tools`, `openai_embeddings` and `score_lines`
-know the parameters.
+Served are POST /v1/chat/completions, /v1/responses and /v1/completions, by a job that embeds /v1/embeddings, by one of
+pairs vLLM's /v1/score and /v1/rerank. A parameter that changes the answer is honoured or the row is a `bad_input` that
+names it; one that only concerns OpenAI's service (accounting, caching, hints to its own models) is ignored. So is
+`model`, unless the job has adapters for it to name. Knows the format; `openai_chat`, `openai_responses`,
+`openai_embeddings` and `score_lines` know the bodies.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from bulkrun.job.prompts.body_keys import (
     COMPLETIONS_URL,
     EMBEDDINGS_URL,
     RERANK_URLS,
+    RESPONSES_URL,
     SCORE_URLS,
     BadBody,
     as_object,
 )
-from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
+from bulkrun.job.prompts.body_params import BodyParams
 from bulkrun.job.prompts.body_text import one_text
-from bulkrun.job.prompts.body_tools import offer_of
-from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, RowToAsk, read_messages, shown
+from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
+from bulkrun.job.prompts.openai_chat import read_chat
 from bulkrun.job.prompts.openai_embeddings import read_embedding
+from bulkrun.job.prompts.openai_responses import read_response
 from bulkrun.job.prompts.score_lines import read_rerank, read_score
 from bulkrun.request import RowError
 
 _Read = Callable[[dict[str, Any]], Ask | RowError]  # of a body
 _TASKS = {
-    **dict.fromkeys((CHAT_URL, COMPLETIONS_URL), "task: generate"),
+    **dict.fromkeys((CHAT_URL, RESPONSES_URL, COMPLETIONS_URL), "task: generate"),
     EMBEDDINGS_URL: "task: embed",
     **dict.fromkeys((*SCORE_URLS, *RERANK_URLS), "task: classify and prompt: {score_lines: true}"),
 }
@@ -55,7 +57,7 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
             body = read_body(row["body"])
             asked = read(body)
             return asked if isinstance(asked, RowError) else asked._replace(model=body.get("model"))
-        except (BadBody, BadMessages) as problem:
+        except BadBody as problem:
             return RowError("bad_input", str(problem))
 
     return ask, reads
@@ -69,8 +71,8 @@ def _endpoints(spec: JobSpec) -> dict[str, _Read]:
         score, rerank = (partial(read, made=spec.classification) for read in (read_score, read_rerank))
         return {**dict.fromkeys(SCORE_URLS, score), **dict.fromkeys(RERANK_URLS, rerank)}
     params, calls = BodyParams(spec.sampling), spec.sampling.tool_calls
-    chat, completion = (partial(read, params=params, calls=calls) for read in (_chat, _completion))
-    return {CHAT_URL: chat, COMPLETIONS_URL: completion}
+    readers = {CHAT_URL: read_chat, RESPONSES_URL: read_response, COMPLETIONS_URL: _completion}
+    return {url: partial(read, params=params, calls=calls) for url, read in readers.items()}
 
 
 def _endpoint(method: Any, url: Any, served: Mapping[str, _Read]) -> _Read:
@@ -80,8 +82,9 @@ def _endpoint(method: Any, url: Any, served: Mapping[str, _Read]) -> _Read:
     if path in served:
         return served[path]
     fix = f" (such lines are for a job with {_TASKS[path]})" if path in _TASKS else ""
-    usual = [name for name in served if name.startswith("/v1/")]
-    raise BadBody(f"url: {shown(url)} is not served; {' and '.join(usual)} {'is' if len(usual) == 1 else 'are'}{fix}")
+    *others, last = [name for name in served if name.startswith("/v1/")]
+    usual = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    raise BadBody(f"url: {shown(url)} is not served; {usual}{fix}")
 
 
 def read_body(body: Any) -> dict[str, Any]:
@@ -91,25 +94,6 @@ def read_body(body: Any) -> dict[str, Any]:
     """
     given = as_object("body", without_nulls(body), "an object")
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _chat(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask:
-    if "messages" not in body:
-        raise BadBody(f"body.messages: missing; {CHAT_URL} needs a list of messages")
-    try:
-        messages = read_messages(body["messages"])
-    except BadMessages as problem:
-        raise BadBody(f"body.messages{problem}") from None
-    sampling, offer = params.of_chat(body), offer_of(body, calls)
-    if offer.tools and "structured_outputs" in sampling and calls is not None and calls.are_read:
-        raise BadBody("body.tools: given together with what says how the answer looks, which has no room for calls")
-    kwargs = {**template_kwargs(body), **offer.template_kwargs}
-    return Ask(_with_known_roles(messages), sampling={**sampling, **offer.sampling}, template_kwargs=kwargs)
-
-
-def _with_known_roles(messages: Conversation) -> Conversation:
-    """`developer` is OpenAI's newer word for `system`, which chat templates know."""
-    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
 
 def _completion(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask:

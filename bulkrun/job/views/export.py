@@ -7,7 +7,7 @@ rows can never be missing unnoticed. Knows no terminal.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,17 +26,20 @@ from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import RunError, UsageError
 from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import id_texts
+from bulkrun.job.prompts.body_keys import RESPONSES_URL
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.views.export_schema import declared_schema
 from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets, open_targets
 from bulkrun.job.views.openai_lines import BatchLines, LineMaker
+from bulkrun.settings import Task
 
 _ROWS_PER_GROUP = 65536
 # What the lines of the format openai are made of, where a run has it.
 _LINE_COLUMNS = ("url", "reasoning", "tool_calls", "logprobs")
 _OF_PAIRS = ("url", "body")  # and without these there are none: an answer to /v1/rerank has the documents
+_OF_RESPONSES = ("body",)  # an answer to /v1/responses says what was asked
 
 
 @dataclass
@@ -118,27 +121,40 @@ class _Rows:
         self.schema = declared_schema(run)
         self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
-            of_pairs = _OF_PAIRS if record.task == "classify" else ()
-            wanted = {*_LINE_COLUMNS, *of_pairs, *(field.name for field in _usual(record)), self.id_column}
+            fields = (field.name for field in _usual(record))
+            wanted = {*_LINE_COLUMNS, *self._of_lines(record.task), *fields, self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
+
+    def _of_lines(self, task: Task) -> Sequence[str]:
+        """The columns beyond the usual ones that lines are made of."""
+        if task == "classify":
+            return _OF_PAIRS
+        return _OF_RESPONSES if task == "generate" and self._has_responses() else ()
+
+    def _has_responses(self) -> bool:
+        """Whether a line is one of /v1/responses: of all others what was asked need not be read and sorted."""
+        if "url" not in self.schema.names:
+            return False
+        urls = (table["url"].cast(pa.string()) for table in self._read(pa.schema([self.schema.field("url")])))
+        return any(pc.any(pc.match_substring(column, RESPONSES_URL)).as_py() for column in urls)
 
     def tables(self) -> Iterator[pa.Table]:
         """Small tables, in order."""
         numbers = (table["row"] for path in self._parts.values() for table in read_part_columns(path, ["row"]))
         last = max((pc.max(column).as_py() or 0 for column in numbers), default=0)
         with disk_errors("sorting the rows in temporary files", self._spill or Path(tempfile.gettempdir())):
-            for table in in_row_order(self._read(), range(last + 1), self._spill):
+            for table in in_row_order(self._read(self.schema), range(last + 1), self._spill):
                 self.num_read += table.num_rows
                 yield self._chosen(table)
 
-    def _read(self) -> Iterator[pa.Table]:
+    def _read(self, schema: pa.Schema) -> Iterator[pa.Table]:
         for path in self._parts.values():
             info = read_part_info(path)
-            own = [name for name in self.schema.names if name not in info.partition_types]
+            own = [name for name in schema.names if name not in info.partition_types]
             for table in read_part_columns(path, own):
                 for name, column in partition_columns(info.folder, info.partition_types, table.num_rows).items():
                     table = table.append_column(name, column)
-                yield table.select(self.schema.names).cast(self.schema)
+                yield table.select(schema.names).cast(schema)
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         if self._only == "all":

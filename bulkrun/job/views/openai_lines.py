@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from bulkrun.job.prompts.body_keys import COMPLETIONS_URL
+from bulkrun.job.views.response_bodies import is_response, output_items, response_body
 from bulkrun.job.views.score_bodies import is_rerank, rerank_body, score_body
 from bulkrun.settings import Task
 
@@ -37,7 +38,7 @@ class LineMaker:
         self, run_id: str, model: str, created: int, id_column: str | None, sampling: Row, *, task: Task = "generate"
     ) -> None:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
-        self._make = {"generate": self._completion, "embed": self._vector, "classify": self._scores}[task]
+        self._make = {"generate": self._generated, "embed": self._vector, "classify": self._scores}[task]
         made_by = {"reasoning": "thinking", "tool_calls": "tool_calls", "logprobs": "logprobs"}
         self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
         if (sampling.get("tool_calls") or {}).get("format") == "none":
@@ -63,6 +64,13 @@ class LineMaker:
         head = {"id": f"batch_req_{digest}", "custom_id": custom_id}
         output = {**head, **_success(digest, self._make(digest, good))} if good else None
         return BatchLines(output, {**head, **_failure(digest, failed, len(samples))} if failed else None)
+
+    def _generated(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
+        return self._response(digest, rows) if is_response(rows[0]) else self._completion(digest, rows)
+
+    def _response(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
+        head = {"id": f"resp_{digest}", "object": "response", "created_at": self._created, "model": self._model}
+        return {**head, **response_body(rows, digest)}
 
     def _completion(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
         raw = _is_raw(rows[0])
@@ -104,13 +112,17 @@ def _success(digest: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failure(digest: str, rows: Sequence[Row], samples: int) -> dict[str, Any]:
-    """The error of the first failed sample, and the choices of those that have some text all the same."""
+    """The error of the first failed sample, and what those say that have some text all the same."""
     code, message = rows[0]["error_code"], rows[0]["error_message"]
     if len(rows) < samples or len({row["error_message"] for row in rows}) > 1:
         message = f"{len(rows)} of {samples} samples failed; sample {rows[0]['sample']}: {message}"
     body: dict[str, Any] = {"error": {"message": message, "type": code, "param": None, "code": code}}
     if partial := [row for row in rows if row.get("response") is not None]:
-        body["choices"] = [_choice(row, _is_raw(row)) for row in partial]
+        body |= (
+            {"output": output_items(partial, digest)}
+            if is_response(rows[0])
+            else {"choices": [_choice(row, _is_raw(row)) for row in partial]}
+        )
     status = 400 if code in _CLIENT_ERRORS else 500
     return {"response": _response(status, digest, body), "error": {"code": code, "message": message}}
 

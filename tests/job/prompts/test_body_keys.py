@@ -11,18 +11,23 @@ from bulkrun.job.prompts.body_keys import (
     CHAT_ONLY,
     COMPLETION_ONLY,
     IGNORED,
+    IGNORED_OF_RESPONSE,
     NEUTRAL,
     NEUTRAL_OF_EMBEDDING,
     NEUTRAL_OF_PAIRS,
+    NEUTRAL_OF_RESPONSE,
     OF_EMBEDDING,
     OF_RERANK,
+    OF_RESPONSE,
     OF_SCORE,
     RERANK_URLS,
     SCORE_URLS,
 )
+from bulkrun.job.prompts.response_items import ITEM_KINDS
+from bulkrun.job.prompts.response_sections import OUTPUT_LOGPROBS
 
 PAGE = (Path(__file__).parents[3] / "examples/openai_batch.md").read_text()
-HONOURED_PART, NEUTRAL_PART, IGNORED_PART, EMBEDDING_PART, PAIRS_PART = PAGE.split("\n## ")[1:]
+HONOURED_PART, NEUTRAL_PART, IGNORED_PART, RESPONSES_PART, EMBEDDING_PART, PAIRS_PART = PAGE.split("\n## ")[1:]
 BY_ENDPOINT = "add_special_tokens"
 
 
@@ -50,6 +55,26 @@ def test_every_key_that_is_ignored_is_told() -> None:
 
 def test_no_key_is_in_two_tables() -> None:
     known = [*BOTH, *COMPLETION_ONLY, *CHAT_ONLY, *IGNORED, *(key for key in NEUTRAL if key not in CHAT_ONLY)]
+    assert len(known) == len(set(known))
+
+
+def test_every_key_of_a_response_is_told() -> None:
+    told = [key for keys, _ in rows(RESPONSES_PART) for key in keys]
+    assert sorted(told) == sorted([*OF_RESPONSE, *NEUTRAL_OF_RESPONSE])
+    values = {
+        key: json.loads(f"[{value}]")
+        for keys, value in rows(RESPONSES_PART)
+        for key in keys
+        if key in NEUTRAL_OF_RESPONSE
+    }
+    assert values == {key: list(values) or [None] for key, values in NEUTRAL_OF_RESPONSE.items()}
+    [ignored] = re.findall(r"Ignored are the keys above and (.*?)\. Each", RESPONSES_PART)
+    assert re.findall(r"`(\w+)`", ignored) == list(IGNORED_OF_RESPONSE)
+    assert all(f"`{word}`" in RESPONSES_PART for word in (*ITEM_KINDS, OUTPUT_LOGPROBS))
+
+
+def test_no_key_of_a_response_is_in_two_tables() -> None:
+    known = [*OF_RESPONSE, *NEUTRAL_OF_RESPONSE, *IGNORED, *IGNORED_OF_RESPONSE]
     assert len(known) == len(set(known))
 
 
