@@ -119,7 +119,7 @@ def test_from_a_batch_file_and_back_by_commands(model: Path, folder: Path) -> No
     cli("init", "in.jsonl", "--task", "classify", "--model", str(model), "--out", "job.yaml")
     assert "lines of /v1/score and /v1/rerank: custom_id" in cli("validate", "job.yaml").output
     shown = cli("preview", "job.yaml", "-n", "2").output
-    assert "all files [SEP] [CLS] close the file [SEP] the line" in shown
+    assert re.search(r"all files \[SEP\]\s+\[CLS\] close the file \[SEP\] the line", shown), "each pair has a line"
     assert re.search(r"scores +(pair \d 0\.\d{4}, ){3}pair \d 0\.\d{4}", shown)
     planned = json.loads(cli("plan", "job.yaml", "--probe", "1", "--json").stdout)
     assert planned["rows"] == len(BODIES) + 1 and planned["duplicate_prompts"] == 1
