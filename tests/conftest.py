@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.processor import has_avx512, has_gpu_driver
 
-if not has_gpu_driver():
+if not has_gpu_driver():  # as `interprets` of tests/processor.py has it
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which transformers does too
     if has_avx512():
         os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"  # whatever it was: see tests/processor.py
