@@ -21,6 +21,7 @@ FLOORS = {
     "errors": 0,
     "hub_refusals": 0,
     "blocks": 0,
+    "windows": 0,
     "sandbox": 0,
     "scratch": 0,
     "process_identity": -1,  # who owns what, also to `scratch`
@@ -35,7 +36,7 @@ FLOORS = {
     "launch": 4,
     "cli": 5,
 }
-TENSOR_COLUMN = {"blocks", "ops", "models", "engine"}
+TENSOR_COLUMN = {"blocks", "windows", "ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "settings", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.

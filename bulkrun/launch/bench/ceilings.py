@@ -25,6 +25,7 @@ from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.layer_weights import layer_weights
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.windows import Chunks, Window
 
 FLOPS_PER_WEIGHT = 2
 FLOPS_PER_PAIR = 4  # per query, key and dimension: query times key, weight times value
@@ -53,7 +54,7 @@ class AttentionCost(NamedTuple):
 
     width: int  # query heads times their dimension, where values have others on average
     kv_bytes: int  # per token
-    window: int | None
+    window: Window | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,11 @@ def ceilings(cost: ModelCost, work: Iterable[Work], rates: DeviceRates) -> Ceili
     )
 
 
-def attended(num_tokens: int, window: int | None) -> int:
+def attended(num_tokens: int, window: Window | None) -> int:
     """How many (query, key) pairs a causal layer looks at over the first `num_tokens` positions."""
+    if isinstance(window, Chunks):
+        whole, rest = divmod(num_tokens, window.size)
+        return whole * attended(window.size, None) + attended(rest, None)
     inside = num_tokens if window is None else min(num_tokens, window)
     return inside * (inside + 1) // 2 + (num_tokens - inside) * inside
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bulkrun.launch.bench.ceilings import FLOPS_PER_PAIR, FLOPS_PER_WEIGHT, attended
+from bulkrun.windows import Window, first_seen
 
 
 class OpCost(NamedTuple):
@@ -77,13 +78,13 @@ def experts_cost(rows: int, *, num_experts: int, experts_per_tok: int, expert_we
 
 
 def attention_cost(
-    shape: StepSequences, *, attention_width: int, kv_bytes: int, window: int | None, itemsize: int
+    shape: StepSequences, *, attention_width: int, kv_bytes: int, window: Window | None, itemsize: int
 ) -> OpCost:
     """One layer's attention. attention_width: query heads times their dimension; kv_bytes: of one token."""
     flops = num_bytes = 0.0
     for start, count in zip(shape.starts, shape.counts, strict=True):
         end = start + count
-        first = 0 if window is None else max(0, start + 1 - window)
+        first = 0 if window is None else max(0, first_seen(start, window))
         flops += FLOPS_PER_PAIR * attention_width * (attended(end, window) - attended(start, window))
         num_bytes += (end - first) * kv_bytes + 2 * count * attention_width * itemsize
     return OpCost(flops, num_bytes)

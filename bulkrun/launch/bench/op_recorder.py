@@ -26,6 +26,7 @@ from bulkrun.models.decoder.latent_attention import LatentAttention, LatentHeads
 from bulkrun.ops.attention.paged_attention import are_in_keys
 from bulkrun.ops.dispatch import uses_triton
 from bulkrun.ops.matmul.weight_kinds import numbers_per_item, values_of
+from bulkrun.windows import Window
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
@@ -135,7 +136,7 @@ class OpRecorder:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         *args: Any,
-        sliding_window: int | None,
+        sliding_window: Window | None,
         **kwargs: Any,
     ) -> OpCall:
         def call(shape: StepSequences, work_of_prefill_kernels: OpCall | None = None) -> OpCall:

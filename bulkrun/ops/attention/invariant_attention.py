@@ -16,6 +16,7 @@ from bulkrun.ops.attention.plans import AttentionTiles
 from bulkrun.ops.attention.tiles import TILE_KEYS, make_attention_tiles, rows_per_unit
 from bulkrun.ops.matmul.fp8 import raw_bytes
 from bulkrun.ops.tile_workers import TileWorkers
+from bulkrun.windows import Window
 
 _PIECE_BYTES = 2**21  # gathered keys and values that one thread works on: about what its cache holds
 
@@ -27,7 +28,7 @@ def invariant_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
     workers: TileWorkers | None = None,

@@ -16,6 +16,7 @@ from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.attention.plans import SequenceGroup
 from bulkrun.ops.attention.sequence_groups import group_sequences
 from bulkrun.ops.matmul.fp8 import FP8, raw_bytes, to_fp8
+from bulkrun.windows import Window
 
 
 def store_kv(
@@ -56,7 +57,7 @@ def paged_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -65,9 +66,9 @@ def paged_attention(
     q_THD: [T, H, D], H a multiple of K; query head h reads key head h // (H / K). k_cache, v_cache: [N, B, K, D], with
     this step's tokens already stored; of another dtype than q (fp8) they are converted to q's before the products.
     v_cache may also be `k_cache[..., D - V:]`, of fewer dimensions; else V is D. A query at position p sees
-    (p - sliding_window, p], or [0, p] where it is None. Before the softmax a scaled score s becomes
-    `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. sinks_H: float32, a score of each head that takes part in
-    every softmax and has no value. Rows that belong to no sequence come out as zeros.
+    (p - sliding_window, p], with chunks [p - p % size, p], or [0, p] where it is None. Before the softmax a scaled
+    score s becomes `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. sinks_H: float32, a score of each head
+    that takes part in every softmax and has no value. Rows that belong to no sequence come out as zeros.
     """
     if sliding_window not in meta.plans.groups:
         meta.plans.groups[sliding_window] = group_sequences(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bulkrun.windows import Window
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
@@ -48,9 +50,9 @@ class AttentionTiles:
 
 @dataclass(slots=True)
 class AttentionPlans:
-    """One step's, by sliding window; empty until its first layer attends."""
+    """One step's, by window; empty until its first layer attends."""
 
-    groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict)
-    tiles: dict[int | None, AttentionTiles] = field(default_factory=dict)
+    groups: dict[Window | None, list[SequenceGroup]] = field(default_factory=dict)
+    tiles: dict[Window | None, AttentionTiles] = field(default_factory=dict)
     # of decode attention in Triton: where the partial results of each sequence begin, int32
-    part_starts: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    part_starts: dict[Window | None, torch.Tensor] = field(default_factory=dict)

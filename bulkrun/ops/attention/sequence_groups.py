@@ -14,6 +14,7 @@ import torch
 
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.attention.plans import SequenceGroup
+from bulkrun.windows import Window, first_seen
 
 _MAX_GROUP_BYTES = 6 * 2**20  # gathered K and V of one group: about what the caches hold
 _MIN_GROUP_BYTES = 2**19  # below this, launching one more group costs more than the padding it saves
@@ -31,12 +32,12 @@ class _Sequences:
     block_tables: torch.Tensor  # int64 [s, M]
 
     @classmethod
-    def of_step(cls, meta: AttentionMetadata, sliding_window: int | None) -> _Sequences:
+    def of_step(cls, meta: AttentionMetadata, sliding_window: Window | None) -> _Sequences:
         query_start, query_end = meta.cu_seqlens_q[:-1, None].long(), meta.cu_seqlens_q[1:, None].long()
         context_len = meta.context_lens_S[:, None].long()
         query_len, first_key = query_end - query_start, torch.zeros_like(context_len)
         if sliding_window is not None:
-            first_key = (context_len - query_len - sliding_window + 1).clamp_min_(0)
+            first_key = first_seen(context_len - query_len, sliding_window).clamp_min_(0)
         return cls(query_start, query_len, first_key, context_len, meta.block_tables_SM.long())
 
     def __getitem__(self, rows: slice | torch.Tensor) -> _Sequences:
@@ -52,11 +53,11 @@ class _Sequences:
 
 
 def group_sequences(
-    meta: AttentionMetadata, *, block_size: int, kv_bytes: int, sliding_window: int | None, dtype: torch.dtype
+    meta: AttentionMetadata, *, block_size: int, kv_bytes: int, sliding_window: Window | None, dtype: torch.dtype
 ) -> list[SequenceGroup]:
     """Partition a step's sequences into groups, decode and prefill apart; `kv_bytes` is one token's K and V.
 
-    A query at position p sees the keys at positions (p - sliding_window, p], or [0, p] without a window.
+    A query at position p sees the keys from `first_seen(p, sliding_window)` to p, or [0, p] without a window.
     """
     step = _Sequences.of_step(meta, sliding_window)
     decode, chunks = step[: meta.num_decode_seqs], step[meta.num_decode_seqs :]
@@ -98,7 +99,7 @@ def _make_group(
     lens: tuple[int, int],
     num_tokens: int,
     block_size: int,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     dtype: torch.dtype,
 ) -> SequenceGroup:
     num_queries, num_keys = lens
@@ -111,7 +112,7 @@ def _make_group(
     query_position = (sequences.context_len - sequences.query_len + query)[:, :, None]
     hidden = key[:, None, :] > query_position
     if sliding_window is not None:
-        hidden |= key[:, None, :] <= query_position - sliding_window
+        hidden |= key[:, None, :] < first_seen(query_position, sliding_window)
     lowest = torch.finfo(dtype).min  # finite, so that a query that sees nothing (padding) gives no NaN
     return SequenceGroup(
         query_index=token.clamp_max(num_tokens - 1).flatten(),

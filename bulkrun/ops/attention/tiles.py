@@ -11,6 +11,7 @@ import torch
 
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.attention.plans import AttentionTiles
+from bulkrun.windows import Window, first_seen
 
 TILE_ROWS = 32
 TILE_KEYS = 128
@@ -22,9 +23,14 @@ def rows_per_unit(heads_per_kv_head: int) -> tuple[int, int]:
 
 
 def make_attention_tiles(
-    meta: AttentionMetadata, *, block_size: int, heads_per_kv_head: int, sliding_window: int | None, dtype: torch.dtype
+    meta: AttentionMetadata,
+    *,
+    block_size: int,
+    heads_per_kv_head: int,
+    sliding_window: Window | None,
+    dtype: torch.dtype,
 ) -> AttentionTiles:
-    """The step's units and items. A query at position p sees the keys (p - sliding_window, p], or [0, p]."""
+    """The step's units and items. A query at position p sees the keys from `first_seen(p, sliding_window)` to p."""
     num_queries, num_rows = rows_per_unit(heads_per_kv_head)
     num_tokens = meta.slot_mapping_T.numel()
     start_S, context_S = meta.cu_seqlens_q[:-1].long(), meta.context_lens_S.long()
@@ -35,7 +41,7 @@ def make_attention_tiles(
     last_U = torch.minimum(position_U + num_queries, context_S[seq_U]) - 1
     first_key_U = torch.zeros_like(last_U)
     if sliding_window is not None:
-        first_key_U = (position_U - sliding_window + 1).clamp_min_(0)
+        first_key_U = first_seen(position_U, sliding_window).clamp_min_(0)
     count_U, order_U = (last_U // TILE_KEYS + 1 - first_key_U // TILE_KEYS).sort(descending=True, stable=True)
     seq_U, first_U, position_U, last_U, first_key_U = (
         own[order_U] for own in (seq_U, first_U, position_U, last_U, first_key_U)
@@ -77,10 +83,10 @@ def _items(count_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]
 
 
 def _mask(
-    key_NL: torch.Tensor, position_NR: torch.Tensor, sliding_window: int | None, dtype: torch.dtype
+    key_NL: torch.Tensor, position_NR: torch.Tensor, sliding_window: Window | None, dtype: torch.dtype
 ) -> torch.Tensor:
     hidden_NRL = key_NL[:, None, :] > position_NR[:, :, None]
     if sliding_window is not None:
-        hidden_NRL |= key_NL[:, None, :] <= position_NR[:, :, None] - sliding_window
+        hidden_NRL |= key_NL[:, None, :] < first_seen(position_NR, sliding_window)[:, :, None]
     # a finite number: a row that sees nothing of a tile gets a weight of exactly zero in the merge, and no NaN
     return hidden_NRL.to(dtype).mul_(torch.finfo(dtype).min)[:, None]

@@ -15,6 +15,7 @@ import torch
 
 from bulkrun.ops.cpu import panel_matrix
 from bulkrun.ops.cpu.stack_memory import Matrix, StackMemory
+from bulkrun.windows import Window, kernel_window
 
 
 class AttentionLayer(ctypes.Structure):
@@ -43,7 +44,7 @@ class AttentionWeights:
     head_dim: int
     qk_norm: torch.Tensor | None  # [H + K, D], of each head by itself, or [H + 2 K, D], of values too
     projection_norms: tuple[torch.Tensor, torch.Tensor] | None  # [H D], [K D], of all queries as one and of all keys
-    sliding_window: int | None
+    sliding_window: Window | None
     rotary: int | None  # which of the step's rotary embeddings
     has_own_keys: bool = True  # else there are queries alone, and the caches are an earlier layer's
     keys_are_values: bool = False  # there are no others
@@ -61,6 +62,6 @@ class AttentionWeights:
         return AttentionLayer(
             qkv=memory.matrix(self.qkv),
             **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
-            window=self.sliding_window or 0, rotary=-1 if self.rotary is None else self.rotary,
+            window=kernel_window(self.sliding_window), rotary=-1 if self.rotary is None else self.rotary,
             **{name: getattr(self, name) for name in _AS_IT_IS},
         )  # fmt: skip

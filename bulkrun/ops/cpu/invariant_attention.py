@@ -12,6 +12,7 @@ from bulkrun.ops.attention.invariant_attention import invariant_attention as ref
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import paged_attention as compiled
 from bulkrun.ops.tile_workers import TileWorkers
+from bulkrun.windows import Window
 
 
 def invariant_attention(
@@ -21,7 +22,7 @@ def invariant_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
     workers: TileWorkers | None = None,

@@ -28,7 +28,7 @@ struct Step {
     int64_t q_stride, out_stride, num_tokens, num_seqs, table_width;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t value_dim;  // of a value head; below head_dim values are the last dimensions of their keys
-    int64_t window;  // a query sees those less than so many positions away; 0: none
+    int64_t window;  // a query sees those less than so many positions away; below 0: of its own chunk of so many; 0: all
     int64_t max_distance;    // of the biases, of which a head has 2 max_distance + LANES: for distance 0 in the middle
     float scale, soft_cap;  // soft_cap 0: none, as with biases
     int32_t has_fp8_cache;  // 0: it holds what the queries are
@@ -67,7 +67,7 @@ struct Attention {
           count(item.num_queries * group),
           first_token(step.cu_seqlens_q[item.seq] + item.first_query),
           position(step.context_lens[item.seq] - (step.cu_seqlens_q[item.seq + 1] - first_token)),
-          keys{step.window ? std::max(0L, position - step.window + 1) : 0,
+          keys{std::max(0L, first_seen(position)),
                last_seen(position + item.num_queries - 1) + 1},
           is_few(count <= LANES) {}
 
@@ -92,6 +92,12 @@ struct Attention {
     }
 
   private:
+    // The first position that a query sees; below 0: position 0.
+    long first_seen(long query) const {
+        if (step.window < 0) return query - query % -step.window;
+        return step.window ? query - step.window + 1 : 0;
+    }
+
     // The last position that a query sees.
     long last_seen(long query) const {
         if (!step.sees_later) return query;
@@ -219,7 +225,7 @@ struct Attention {
     // what grows much brings the output so far under a new one. Scores are in units of ln 2.
     void weigh(const Rows<W>& rows, long row, long kv_head, long tile, long num_keys) const {
         float* scores = rows.scores + row * TILE;
-        const long query = position + row / group - tile, low = step.window ? query - step.window + 1 : 0;
+        const long query = position + row / group - tile, low = first_seen(position + row / group) - tile;
         const long at = last_seen(position + row / group) - tile;
         const long first = std::max(low, 0L) / LANES * LANES, end = std::min(num_keys, round_up(at + 1, LANES));
         if (step.soft_cap != 0) cap(scores, first, end);

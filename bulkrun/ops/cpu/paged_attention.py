@@ -15,6 +15,7 @@ from bulkrun.ops.cpu.dtypes import is_cache_dtype, name
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.matmul.fp8 import FP8
+from bulkrun.windows import Window, kernel_window
 
 _POINTERS = (
     "q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q", "sinks", "distance_bias",
@@ -44,7 +45,7 @@ def paged_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -70,7 +71,8 @@ def paged_attention(
         context_lens.data_ptr(), cu_seqlens_q.data_ptr(), None if sinks_H is None else sinks_H.data_ptr(), None,
         q_THD.stride(0), out_THV.stride(0), num_tokens,
         context_lens.numel(), tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1],
-        value_dim, sliding_window or 0, 0, scale, soft_cap or 0.0, k_cache.dtype == FP8, False, torch.get_num_threads(),
+        value_dim, kernel_window(sliding_window), 0, scale, soft_cap or 0.0,
+        k_cache.dtype == FP8, False, torch.get_num_threads(),
     )  # fmt: skip
     _function(dtype)(ctypes.byref(step))
     return out_THV

@@ -42,7 +42,7 @@ def attend_tile(
     REST: tl.constexpr,  # dimensions of a key before those that are its value; 0: values are beside keys
     PADDED_REST: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr,  # 0: none
+    SLIDING_WINDOW: tl.constexpr,  # as of `first_seen`; 0: none
     SOFT_CAP: tl.constexpr,  # 0.0: none
     MASKED: tl.constexpr,  # False: every row sees every key of the tile
 ):
@@ -134,9 +134,18 @@ def scaled(score_MN, scale, SOFT_CAP: tl.constexpr):
 def masked(score_MN, in_range_N, key_N, position_M, SLIDING_WINDOW: tl.constexpr):
     """Scores, of -inf where a row does not see a key."""
     sees_MN = in_range_N[None, :] & (key_N[None, :] <= position_M[:, None])
-    if SLIDING_WINDOW > 0:
-        sees_MN = sees_MN & (key_N[None, :] > position_M[:, None] - SLIDING_WINDOW)
+    if SLIDING_WINDOW != 0:
+        sees_MN = sees_MN & (key_N[None, :] >= first_seen(position_M, SLIDING_WINDOW)[:, None])
     return tl.where(sees_MN, score_MN, float("-inf"))
+
+
+@triton.jit
+def first_seen(position, SLIDING_WINDOW: tl.constexpr):
+    """The first key that queries at these positions see, below 0: the first of all. SLIDING_WINDOW: of `kernel_window`,
+    not 0."""
+    if SLIDING_WINDOW < 0:
+        return position - position % (-SLIDING_WINDOW)
+    return position - SLIDING_WINDOW + 1
 
 
 @triton.jit

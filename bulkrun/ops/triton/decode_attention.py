@@ -26,6 +26,7 @@ from bulkrun.ops.triton.attention_tile import (
     paged_tile_shape,
 )
 from bulkrun.ops.triton.partial_results import PartialResults, merge_parts, parts_of
+from bulkrun.windows import Window, kernel_window
 
 _ENOUGH_PROGRAMS = 2048  # a few for each place on a large GPU: more only have to be started
 
@@ -39,7 +40,7 @@ def decode_attention(
     out_THV: torch.Tensor,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None,
     sinks_H: torch.Tensor | None = None,
     partial: PartialResults,
@@ -87,7 +88,7 @@ def decode_attention(
         **dims_of_tile(head_dim, value_dim),
         BLOCK_N=paged_tile_shape(head_dim, value_dim, q_THD)[1],
         CHUNK=partial_results.CHUNK,
-        SLIDING_WINDOW=sliding_window or 0,
+        SLIDING_WINDOW=kernel_window(sliding_window),
         SOFT_CAP=soft_cap or 0.0,
         HAS_PREFIX=prefix_lens_S is not None,
         HAS_SINKS=sinks_H is not None,

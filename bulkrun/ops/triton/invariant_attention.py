@@ -16,6 +16,7 @@ import torch
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.tile_workers import TileWorkers
 from bulkrun.ops.triton.prefill_attention import prefill_attention
+from bulkrun.windows import Window
 
 
 def invariant_attention(
@@ -25,7 +26,7 @@ def invariant_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
     workers: TileWorkers | None = None,

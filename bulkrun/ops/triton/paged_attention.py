@@ -13,6 +13,7 @@ from bulkrun.ops.triton.decode_attention import decode_attention
 from bulkrun.ops.triton.partial_results import PartialResults, max_chunks, part_starts
 from bulkrun.ops.triton.prefill_attention import prefill_attention
 from bulkrun.ops.triton.shared_prefix import shared_prefix_attention
+from bulkrun.windows import Chunks, Window
 
 _MAX_CHUNKS = 2**14  # beside two per decode sequence: 32 query heads of 128 dimensions then take 256 MiB of results
 
@@ -24,11 +25,13 @@ def paged_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As the reference; queries whose heads are not side by side are copied first."""
+    if isinstance(sliding_window, Chunks) and meta.max_context_len <= sliding_window.size:
+        sliding_window = None  # everybody is in the first chunk: tiles need no mask, and prefixes may be shared
     assert k_cache.is_contiguous() and v_cache.stride() == k_cache.stride() and meta.block_tables_SM.stride(1) == 1
     if q_THD.stride()[1:] != (q_THD.shape[2], 1):
         q_THD = q_THD.contiguous()
@@ -57,7 +60,7 @@ def _attend_decode(
     out_THV: torch.Tensor,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None,
     sinks_H: torch.Tensor | None,
 ) -> None:
@@ -95,7 +98,7 @@ def _attend_decode(
         )
 
 
-def _seqs_at_once(meta: AttentionMetadata, sliding_window: int | None) -> int:
+def _seqs_at_once(meta: AttentionMetadata, sliding_window: Window | None) -> int:
     """All of them, or so many that even contexts as long as the longest one's bound find room."""
     chunks_per_seq = max_chunks(meta.max_context_len, sliding_window)
     if _num_chunks(meta, meta.num_decode_seqs, chunks_per_seq) <= _MAX_CHUNKS + meta.num_decode_seqs:
@@ -112,7 +115,7 @@ def _num_chunks(meta: AttentionMetadata, num_seqs: int, chunks_per_seq: int) -> 
 
 
 def _room_for_parts(
-    out_THV: torch.Tensor, meta: AttentionMetadata, some: slice, sliding_window: int | None, *, has_prefixes: bool
+    out_THV: torch.Tensor, meta: AttentionMetadata, some: slice, sliding_window: Window | None, *, has_prefixes: bool
 ) -> PartialResults:
     """Partial results of some of the decode sequences; where all of them are, the layers share one prefix sum."""
     num_seqs = some.stop - some.start

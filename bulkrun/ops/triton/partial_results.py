@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.triton.attention_tile import add_sink, padded_dim
+from bulkrun.ops.triton.attention_tile import add_sink, first_seen, padded_dim
+from bulkrun.windows import Window, kernel_window, most_seen
 
 CHUNK = 512  # keys: partial results of 4 heads add about 2% to the bytes read
 _MERGED_HEADS = 8  # per program: most sequences may have nothing to merge, and a program for each head costs then
@@ -48,11 +49,11 @@ def bytes_of_parts(num_keys: int, num_seqs: int, num_heads: int, value_dim: int)
     return num_parts * num_heads * (value_dim + 1) * torch.float32.itemsize
 
 
-def max_chunks(max_context_len: int, sliding_window: int | None) -> int:
+def max_chunks(max_context_len: int, sliding_window: Window | None) -> int:
     """Chunks that any sequence can touch, at least one."""
     chunks = triton.cdiv(max_context_len, CHUNK)
     if sliding_window is not None:
-        chunks = min(chunks, triton.cdiv(sliding_window - 1, CHUNK) + 1)
+        chunks = min(chunks, triton.cdiv(most_seen(sliding_window) - 1, CHUNK) + 1)
     return max(chunks, 1)
 
 
@@ -82,7 +83,7 @@ def merge_parts(
     prefix_lens_S: torch.Tensor | None,
     out_THV: torch.Tensor,
     *,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Write the first rows of `out_THV`, one for each sequence that has more than one part; the others are left."""
@@ -99,7 +100,7 @@ def merge_parts(
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),
         CHUNK=CHUNK,
-        SLIDING_WINDOW=sliding_window or 0,
+        SLIDING_WINDOW=kernel_window(sliding_window),
         HAS_PREFIX=prefix_lens_S is not None,
         HAS_SINKS=sinks_H is not None,
         HEADS=_MERGED_HEADS,
@@ -117,8 +118,8 @@ def parts_of(
     """
     first_key = context_len * 0
     num_shared = context_len * 0
-    if SLIDING_WINDOW > 0:
-        first_key = tl.maximum(context_len - SLIDING_WINDOW, 0)
+    if SLIDING_WINDOW != 0:
+        first_key = tl.maximum(first_seen(context_len - 1, SLIDING_WINDOW), 0)
     if HAS_PREFIX:
         first_key = tl.load(prefix_lens_ptr + seq)
         num_shared = tl.cdiv(first_key, CHUNK)

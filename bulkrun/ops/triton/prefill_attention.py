@@ -17,6 +17,7 @@ from bulkrun.ops.triton.attention_tile import (
     attend_tile,
     dims_of_tile,
     find_owner,
+    first_seen,
     heads_of_program,
     load_rest,
     num_stages,
@@ -25,6 +26,7 @@ from bulkrun.ops.triton.attention_tile import (
     packed_rows,
     paged_tile_shape,
 )
+from bulkrun.windows import Window, kernel_window
 
 
 def prefill_attention(
@@ -35,7 +37,7 @@ def prefill_attention(
     out_THV: torch.Tensor,
     *,
     scale: float,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     soft_cap: float | None,
     sinks_H: torch.Tensor | None = None,
     is_invariant: bool = False,
@@ -78,7 +80,7 @@ def prefill_attention(
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_N=keys,
-        SLIDING_WINDOW=sliding_window or 0,
+        SLIDING_WINDOW=kernel_window(sliding_window),
         SOFT_CAP=soft_cap or 0.0,
         MASK_ALL=is_invariant,
         HAS_SINKS=sinks_H is not None,
@@ -154,8 +156,8 @@ def _prefill_kernel(
     end = tl.minimum(first_position + BLOCK_Q, context_len)
     first_key = 0
     masked_start = (first_position + 1) // BLOCK_N * BLOCK_N  # every row sees every key before
-    if SLIDING_WINDOW > 0:
-        first_key = tl.maximum(first_position - SLIDING_WINDOW + 1, 0)
+    if SLIDING_WINDOW != 0:
+        first_key = tl.maximum(first_seen(first_position, SLIDING_WINDOW), 0)
         masked_start = first_key // BLOCK_N * BLOCK_N
     elif MASK_ALL:
         masked_start = 0

@@ -12,6 +12,7 @@ from bulkrun.launch.bench.roofline import sustained_shares
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.windows import Chunks, Window
 from tests.models.tiny_models import known, make_tiny_model, save_tiny_model
 
 H200 = DeviceRates(790e12, 4.3e12)
@@ -76,12 +77,16 @@ def test_the_parameters_counted_are_the_models_own(variant: str, tmp_path: Path)
     assert ModelCost.of(config, 2).num_parameters == expected
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 50])
+def _sees(query: int, key: int, window: Window | None) -> bool:
+    if isinstance(window, Chunks):
+        return query // window.size == key // window.size
+    return window is None or query - key < window
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 50, Chunks(1), Chunks(6), Chunks(20)])
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 8, 20])
-def test_attended_pairs_are_those_of_a_causal_mask_with_a_window(num_tokens: int, window: int | None) -> None:
-    by_hand = sum(
-        1 for query in range(num_tokens) for key in range(query + 1) if window is None or query - key < window
-    )
+def test_attended_pairs_are_those_of_a_causal_mask_with_a_window(num_tokens: int, window: Window | None) -> None:
+    by_hand = sum(1 for query in range(num_tokens) for key in range(query + 1) if _sees(query, key, window))
     assert attended(num_tokens, window) == by_hand
 
 

@@ -16,13 +16,20 @@ from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.windows import Chunks, Window
 from tests.models.loading.test_stored_int8 import needs_int8
 from tests.models.tiny_models import known, save_tiny_model
 from tests.models.tiny_quantized import WHOLE
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 100])
-def test_attention_counts_the_pairs_of_a_mask_and_the_keys_that_some_query_sees(window: int | None) -> None:
+def _sees(query: int, key: int, window: Window | None) -> bool:
+    if isinstance(window, Chunks):
+        return query // window.size == key // window.size
+    return window is None or query - key < window
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 100, Chunks(4), Chunks(7)])
+def test_attention_counts_the_pairs_of_a_mask_and_the_keys_that_some_query_sees(window: Window | None) -> None:
     shape = StepSequences(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
     pairs = keys = 0
     for start, count in zip(shape.starts, shape.counts, strict=True):
@@ -30,7 +37,7 @@ def test_attention_counts_the_pairs_of_a_mask_and_the_keys_that_some_query_sees(
             (query, key)
             for query in range(start, start + count)
             for key in range(query + 1)
-            if window is None or query - key < window
+            if _sees(query, key, window)
         }
         pairs, keys = pairs + len(seen), keys + len({key for _, key in seen})
     cost = attention_cost(shape, attention_width=12, kv_bytes=7, window=window, itemsize=2)

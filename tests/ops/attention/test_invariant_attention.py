@@ -16,18 +16,25 @@ from bulkrun.ops.cpu.invariant_attention import invariant_attention as compiled
 from bulkrun.ops.cpu.library import library
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.tile_workers import TileWorkers
+from bulkrun.windows import Chunks, Window
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case, sinks_of
 
 needs_library = pytest.mark.skipif(library() is None, reason="no compiler on this machine")
 KINDS = [reference, pytest.param(compiled, marks=needs_library)]
-CASES = [((6, 2, 8), None, None), ((4, 4, 16), None, 5.0), ((6, 2, 8), 13, None), ((40, 1, 16), 150, None)]
+CASES: list[tuple[tuple[int, int, int], Window | None, float | None]] = [
+    ((6, 2, 8), None, None),
+    ((4, 4, 16), None, 5.0),
+    ((6, 2, 8), 13, None),
+    ((40, 1, 16), 150, None),
+]
+CASES += [((6, 2, 8), Chunks(70), None), ((4, 4, 16), Chunks(128), 5.0)]
 Attend = Callable[..., torch.Tensor]
 
 
 def _attend(
     attend: Attend,
     case: Case,
-    window: int | None,
+    window: Window | None,
     soft_cap: float | None,
     threads: int = 1,
     sinks_H: torch.Tensor | None = None,
@@ -43,7 +50,7 @@ def _attend(
 @pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_equals_exact_attention(
-    attend: Attend, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    attend: Attend, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     case = make_case([1, 1, 1, 70, 3, 200], [300, 1, 128, 70, 257, 200], heads, window=window, device="cpu")
     exact = exact_attention(case, 0.3, window, soft_cap)
@@ -59,7 +66,7 @@ def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
     attend: Attend,
     dtype: torch.dtype,
     heads: tuple[int, int, int],
-    window: int | None,
+    window: Window | None,
     soft_cap: float | None,
     ends: list[int],
     threads: int,
@@ -112,7 +119,7 @@ def test_a_sequence_has_the_same_bits_in_a_crowd(attend: Attend, dtype: torch.dt
 @pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_sinks_are_right_and_leave_each_query_its_bits(
-    attend: Attend, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    attend: Attend, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     case = make_case([1, 1, 1, 70, 3, 200], [300, 1, 128, 70, 257, 200], heads, window=window, device="cpu")
     exact = exact_attention(case, 0.3, window, soft_cap, sinks_of(case))

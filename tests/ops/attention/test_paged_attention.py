@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bulkrun.ops import AttentionMetadata, copy_kv, dispatch, paged_attention, store_kv
 from bulkrun.ops.attention import sequence_groups
+from bulkrun.windows import Chunks, Window
 
 pytestmark = pytest.mark.usefixtures("cpu_ops")
 
@@ -48,7 +49,7 @@ def naive_attention(
     query_lens: list[int],
     slots: list[list[int]],
     scale: float,
-    window: int | None,
+    window: Window | None,
     soft_cap: float | None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -60,8 +61,7 @@ def naive_attention(
     out, token = [], 0
     for query_len, own in zip(query_lens, slots, strict=True):
         for position in range(len(own) - query_len, len(own)):
-            first = 0 if window is None else max(0, position - window + 1)
-            seen = own[first : position + 1]
+            seen = own[_first_seen(position, window) : position + 1]
             scores_KGN = torch.einsum("kgd,nkd->kgn", q_TKGD[token], k_slots[seen]) * scale
             if soft_cap is not None:
                 scores_KGN = soft_cap * torch.tanh(scores_KGN / soft_cap)
@@ -71,6 +71,12 @@ def naive_attention(
     return torch.stack(out).view(*q_THD.shape[:2], -1)
 
 
+def _first_seen(position: int, window: Window | None) -> int:
+    if isinstance(window, Chunks):
+        return position // window.size * window.size
+    return 0 if window is None else max(0, position - window + 1)
+
+
 def check_against_oracle(
     query_lens: list[int],
     context_lens: list[int],
@@ -78,7 +84,7 @@ def check_against_oracle(
     heads: tuple[int, int, int] = (6, 2, 16),
     value_dim: int | None = None,
     block_size: int = 4,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
     has_sinks: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -107,23 +113,23 @@ def check_against_oracle(
     torch.testing.assert_close(ours.double(), oracle, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize("window", [None, 1, 5, 64, Chunks(1), Chunks(9), Chunks(32)])
 @pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16), (8, 2, 128)], ids=str)
-def test_mixed_steps_equal_the_oracle(heads: tuple[int, int, int], window: int | None) -> None:
+def test_mixed_steps_equal_the_oracle(heads: tuple[int, int, int], window: Window | None) -> None:
     check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window)
 
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16)], ids=str)
-def test_soft_capped_scores_equal_the_oracle(heads: tuple[int, int, int], window: int | None) -> None:
+def test_soft_capped_scores_equal_the_oracle(heads: tuple[int, int, int], window: Window | None) -> None:
     check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window, soft_cap=0.7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (5, None), (None, 0.7)])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (5, None), (Chunks(8), None), (None, 0.7)])
 @pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16), (64, 8, 64)], ids=str)
 def test_sinks_equal_the_oracle(
-    heads: tuple[int, int, int], window: int | None, soft_cap: float | None, dtype: torch.dtype
+    heads: tuple[int, int, int], window: Window | None, soft_cap: float | None, dtype: torch.dtype
 ) -> None:
     tolerance = 2e-6 if dtype == torch.float32 else 3e-2
     lens = ([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33])
@@ -134,7 +140,7 @@ def test_sinks_equal_the_oracle(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "has_sinks"), [(None, None, False), (5, None, True), (None, 0.7, False)]
+    ("window", "soft_cap", "has_sinks"), [(None, None, False), (5, None, True), (Chunks(13), 0.7, False)]
 )
 @pytest.mark.parametrize(
     ("heads", "value_dim"),
@@ -144,7 +150,7 @@ def test_sinks_equal_the_oracle(
 def test_values_within_keys(
     heads: tuple[int, int, int],
     value_dim: int,
-    window: int | None,
+    window: Window | None,
     soft_cap: float | None,
     has_sinks: bool,
     dtype: torch.dtype,
@@ -192,9 +198,9 @@ def test_heavy_tailed_lengths_fall_into_several_groups() -> None:
     check_against_oracle([1] * 24 + [64, 5], [*lens, 300, 900], heads=(4, 2, 64), block_size=16)
 
 
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("window", [None, 7, Chunks(10)])
 def test_one_group_per_phase_where_the_host_knows_no_lengths(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
+    window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU does, played on the CPU: no splitting by length, padding to more keys than any sequence has."""
     made = []
@@ -222,11 +228,11 @@ def test_half_precision(dtype: torch.dtype) -> None:
     decode=st.lists(st.integers(1, 40), max_size=6),
     chunks=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), max_size=4),
     block_size=st.integers(1, 9),
-    window=st.none() | st.integers(1, 45),
+    window=st.none() | st.integers(1, 45) | st.builds(Chunks, st.integers(1, 45)),
     seed=st.integers(0, 2**20),
 )
 def test_any_step_equals_the_oracle(
-    decode: list[int], chunks: list[tuple[int, int]], block_size: int, window: int | None, seed: int
+    decode: list[int], chunks: list[tuple[int, int]], block_size: int, window: Window | None, seed: int
 ) -> None:
     if not decode and not chunks:
         return

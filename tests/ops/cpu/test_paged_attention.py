@@ -12,6 +12,7 @@ from bulkrun.ops.attention.paged_attention import paged_attention as reference
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.paged_attention import paged_attention
 from bulkrun.ops.matmul.fp8 import FP8, raw_bytes
+from bulkrun.windows import Chunks, Window
 from tests.ops.attention.test_paged_attention import check_against_oracle, make_step
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
@@ -23,8 +24,8 @@ BLOCK_SIZE = 16
     [(4, 4, 64), (6, 2, 80), (8, 1, 96), (16, 2, 128), (4, 2, 256), (71, 1, 64), (128, 1, 64), (200, 2, 64)],
     ids=str,
 )
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, None), (None, 5.0)])
-def test_every_head_dim_in_bfloat16(heads: tuple[int, int, int], window: int | None, soft_cap: float | None) -> None:
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, None), (Chunks(100), None), (None, 5.0)])
+def test_every_head_dim_in_bfloat16(heads: tuple[int, int, int], window: Window | None, soft_cap: float | None) -> None:
     check_against_oracle(
         [1, 1, 1, 40, 3, 130],
         [1, 200, 65, 40, 64, 300],
@@ -53,7 +54,7 @@ def part(meta: AttentionMetadata, seq: int) -> tuple[AttentionMetadata, slice]:
 
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["own", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("window", [None, 50, Chunks(64)])
 @pytest.mark.parametrize(
     "heads",
     [(6, 2, 64), (2, 2, 128), (8, 1, 32), (16, 1, 64), (17, 1, 64), (4, 2, 80), (14, 2, 96), (5, 1, 48)],
@@ -61,7 +62,7 @@ def part(meta: AttentionMetadata, seq: int) -> tuple[AttentionMetadata, slice]:
 )
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(
-    dtype: torch.dtype, window: int | None, heads: tuple[int, int, int], block_size: int, is_fp8: bool
+    dtype: torch.dtype, window: Window | None, heads: tuple[int, int, int], block_size: int, is_fp8: bool
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     meta, slots = make_step([1, 1, 70, 130], [90, 300, 70, 200], block_size, seed=0)
@@ -112,13 +113,17 @@ def test_rows_whose_values_are_within_keys_have_the_same_bits_alone(
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("window", [21, Chunks(24)])
 @pytest.mark.parametrize("context_len", [17, 31, 33, 64, 100, 129])
-def test_what_a_decoding_token_does_not_see_may_be_anything(context_len: int, cache_dtype: torch.dtype) -> None:
+def test_what_a_decoding_token_does_not_see_may_be_anything(
+    context_len: int, window: Window | None, cache_dtype: torch.dtype
+) -> None:
     meta, slots = make_step([1], [context_len], BLOCK_SIZE, seed=0)
     caches = torch.randn(2, int(meta.block_tables_SM.max()) + 2, BLOCK_SIZE, 2, 64).to(cache_dtype)
-    q_THD, window = torch.randn(1, 4, 64).bfloat16(), 21
+    q_THD = torch.randn(1, 4, 64).bfloat16()
     clean = paged_attention(q_THD, *caches, meta, scale=0.2, sliding_window=window)
-    seen = set(slots[0][-window:])
+    first = (context_len - 1) // 24 * 24 if isinstance(window, Chunks) else context_len - 21
+    seen = set(slots[0][max(first, 0) :])
     unseen = [slot for slot in range(caches.shape[1] * BLOCK_SIZE) if slot not in seen]
     nan = torch.full((), torch.nan).to(cache_dtype)
     raw_bytes(caches).flatten(1, 2)[:, unseen] = raw_bytes(nan)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun.ops import AttentionMetadata
+from bulkrun.windows import Chunks, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def make_case(
     device: str,
     num_decode_seqs: int | None = None,
     block_size: int = 4,
-    window: int | None = None,
+    window: Window | None = None,
     dtype: torch.dtype = torch.float32,
     shared_blocks: int = 0,
     seed: int = 0,
@@ -56,7 +57,7 @@ def make_case(
         (2, sum(own_blocks) + shared_blocks + 1, block_size, num_kv_heads, head_dim), math.nan
     )
     for own, query_len in zip(slots, query_lens, strict=True):
-        seen = own if window is None else own[max(len(own) - query_len - window + 1, 0) :]
+        seen = own if window is None else own[_first_seen(len(own) - query_len, window) :]
         for cache in (k_cache, v_cache):
             cache.flatten(0, 1)[seen] = torch.randn(len(seen), num_kv_heads, head_dim, generator=generator)
     q_THD = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator)
@@ -76,13 +77,23 @@ def make_case(
     return Case(q_THD, k_cache, v_cache, meta, slots, query_lens)
 
 
+def _first_seen(position: int, window: Window) -> int:
+    return position // window.size * window.size if isinstance(window, Chunks) else max(position - window + 1, 0)
+
+
+def _are_seen(key: torch.Tensor, position: torch.Tensor, window: Window) -> torch.Tensor:
+    if isinstance(window, Chunks):
+        return key // window.size == position // window.size
+    return key > position - window
+
+
 def sinks_of(case: Case) -> torch.Tensor:
     """Another one for each head, [H]: below all scores to above them."""
     return torch.linspace(-3, 6, case.q_THD.shape[1], device=case.q_THD.device)
 
 
 def exact_attention(
-    case: Case, scale: float, window: int | None, soft_cap: float | None, sinks_H: torch.Tensor | None = None
+    case: Case, scale: float, window: Window | None, soft_cap: float | None, sinks_H: torch.Tensor | None = None
 ) -> torch.Tensor:
     """[T, H, V] float64 on the CPU; torch's own attention where it can (it knows no soft-cap and no sinks)."""
     group = case.q_THD.shape[1] // case.k_cache.shape[2]
@@ -94,7 +105,7 @@ def exact_attention(
         )
         position = torch.arange(len(slots) - len(q_QHD), len(slots))[:, None]
         key = torch.arange(len(slots))
-        sees = (key <= position) & (key > position - (window or len(slots) + 1))
+        sees = (key <= position) & (torch.tensor(True) if window is None else _are_seen(key, position, window))
         k_HLD, v_HLD = (x.masked_fill(~sees.any(0)[:, None], 0.0) for x in (k_HLD, v_HLD))
         q_HQD = q_QHD.transpose(0, 1)
         if soft_cap is None and sinks_H is None:

@@ -35,6 +35,7 @@ from bulkrun.ops.matmul.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeigh
 from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
 from bulkrun.ops.triton import packed_attention as packed_attention_kernels
+from bulkrun.windows import Chunks
 from tests.ops.linear_attention.steps import DECODE, MIXED, NUM_ROWS, make_meta
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
@@ -124,6 +125,8 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
                 case.q_THD, k_cache, v_cache, case.meta,
                 scale=0.1, sliding_window=window, soft_cap=soft_cap, sinks_H=sinks_H,
             )  # fmt: skip
+        for attention in (ops.paged_attention, ops.invariant_attention):
+            attention(case.q_THD, case.k_cache, case.v_cache, case.meta, scale=0.1, sliding_window=Chunks(70))
     for num_heads in (8, 10):  # five query heads of a key head leave rows of a tile over
         heads = (num_heads, 2, head_dim)
         case = make_case([1, 1], [600, 700], heads, block_size=16, dtype=dtype, device="cpu", shared_blocks=33)

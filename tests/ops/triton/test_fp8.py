@@ -21,6 +21,7 @@ from bulkrun.ops.triton.attention_pairs import both
 from bulkrun.ops.triton.fp8_linear import fp8_linear, quantize_rows
 from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store
 from bulkrun.ops.triton.paged_attention import paged_attention
+from bulkrun.windows import Chunks, Window
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
 
@@ -35,7 +36,7 @@ def with_fp8_cache(case: Case) -> Case:
     return dataclasses.replace(case, k_cache=case.k_cache.to(FP8), v_cache=case.v_cache.to(FP8))
 
 
-def check(case: Case, window: int | None = None, soft_cap: float | None = None) -> None:
+def check(case: Case, window: Window | None = None, soft_cap: float | None = None) -> None:
     scale, error = case.q_THD.shape[-1] ** -0.5, ERROR[case.q_THD.dtype]
     ours = paged_attention(
         case.q_THD, case.k_cache, case.v_cache, case.meta, scale=scale, sliding_window=window, soft_cap=soft_cap
@@ -72,9 +73,9 @@ def test_decode_reads_fp8_two_dimensions_at_a_time(device: str, heads: tuple[int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, 0.7)])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, 0.7), (Chunks(60), None)])
 def test_attention_reads_an_fp8_cache_in_decode_and_in_prompt_chunks(
-    device: str, dtype: torch.dtype, window: int | None, soft_cap: float | None
+    device: str, dtype: torch.dtype, window: Window | None, soft_cap: float | None
 ) -> None:
     case = make_case([1, 1, 40, 3], [130, 17, 90, 9], (6, 2, 32), window=window, dtype=dtype, device=device)
     check(with_fp8_cache(case), window, soft_cap)
@@ -129,7 +130,7 @@ def test_sizes_that_the_scaled_product_does_not_take_go_by_the_reference(device:
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (8, 8, 80), (12, 4, 96), (16, 8, 256)], ids=str)
-def test_large_bfloat16_steps_over_fp8(heads: tuple[int, int, int], window: int | None) -> None:
+def test_large_bfloat16_steps_over_fp8(heads: tuple[int, int, int], window: Window | None) -> None:
     query_lens, context_lens = [1] * 6 + [700, 129, 5], [1, 2011, 523, 37, 512, 4000, 700, 463, 1328]
     case = make_case(query_lens, context_lens, heads, block_size=16, window=window, dtype=torch.bfloat16, device="cuda")
     check(with_fp8_cache(case), window)

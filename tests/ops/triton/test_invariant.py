@@ -9,6 +9,7 @@ import torch
 
 from bulkrun.ops.triton.invariant_attention import invariant_attention
 from bulkrun.ops.triton.invariant_linear import invariant_linear
+from bulkrun.windows import Chunks, Window
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case, sinks_of
 from tests.processor import needs_even_products
@@ -56,12 +57,13 @@ CASES = [
     ((6, 2, 8), None, None),
     ((4, 4, 16), None, 5.0),
     ((6, 2, 8), 13, None),
+    ((6, 2, 8), Chunks(40), None),
     pytest.param((32, 8, 128), None, None, marks=pytest.mark.gpu),
     pytest.param((32, 8, 128), 1000, 30.0, marks=pytest.mark.gpu),
 ]
 
 
-def _attend(case: Case, window: int | None, soft_cap: float | None, **changes: object) -> torch.Tensor:
+def _attend(case: Case, window: Window | None, soft_cap: float | None, **changes: object) -> torch.Tensor:
     meta = replace(case.meta, **changes)
     return invariant_attention(
         case.q_THD, case.k_cache, case.v_cache, meta, scale=0.3, sliding_window=window, soft_cap=soft_cap
@@ -70,7 +72,7 @@ def _attend(case: Case, window: int | None, soft_cap: float | None, **changes: o
 
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_attention_is_right_for_decode_and_chunks(
-    device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    device: str, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     case = make_case([1, 1, 1, 70, 3], [90, 1, 64, 70, 100], heads, window=window, device=device)
     exact = exact_attention(case, 0.3, window, soft_cap)
@@ -87,7 +89,7 @@ def test_attention_of_values_within_keys_is_right(device: str, heads: tuple[int,
 @needs_even_products
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
-    device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    device: str, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     """One sequence of 150 tokens whole, then every query alone or at the end of chunks of other lengths."""
     dtype = torch.float16 if heads[2] < 128 else torch.bfloat16
@@ -112,7 +114,7 @@ def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
 
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_attention_with_sinks_is_right(
-    device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    device: str, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     case = make_case([1, 1, 1, 70, 3], [90, 1, 64, 70, 100], heads, window=window, device=device)
     ours = invariant_attention(

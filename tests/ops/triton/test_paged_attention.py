@@ -15,6 +15,9 @@ from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.attention_tile import packed_rows
 from bulkrun.ops.triton.paged_attention import paged_attention
+from bulkrun.ops.triton.shared_prefix import shared_prefix_attention
+from bulkrun.windows import Chunks, Window
+from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case, sinks_of
 from tests.processor import needs_even_products
 
@@ -28,7 +31,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attend(
-    case: Case, window: int | None = None, soft_cap: float | None = None, sinks_H: torch.Tensor | None = None
+    case: Case, window: Window | None = None, soft_cap: float | None = None, sinks_H: torch.Tensor | None = None
 ) -> torch.Tensor:
     scale = case.q_THD.shape[-1] ** -0.5
     return paged_attention(
@@ -38,7 +41,7 @@ def attend(
 
 
 def check(
-    case: Case, window: int | None = None, soft_cap: float | None = None, sinks_H: torch.Tensor | None = None
+    case: Case, window: Window | None = None, soft_cap: float | None = None, sinks_H: torch.Tensor | None = None
 ) -> None:
     ours, error = attend(case, window, soft_cap, sinks_H), ERROR[case.q_THD.dtype]
     exact = exact_attention(case, case.q_THD.shape[-1] ** -0.5, window, soft_cap, sinks_H)
@@ -47,9 +50,9 @@ def check(
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize("window", [None, 1, 70, Chunks(50), Chunks(64), Chunks(128)])
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
-def test_decode_over_several_chunks(device: str, window: int | None, soft_cap: float | None) -> None:
+def test_decode_over_several_chunks(device: str, window: Window | None, soft_cap: float | None) -> None:
     case = make_case([1] * 4, [200, 1, 64, 65], (6, 2, 16), window=window, device=device)
     check(case, window, soft_cap)
 
@@ -60,10 +63,10 @@ def test_a_key_head_per_query_head_and_one_for_all(device: str, heads: tuple[int
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, None), (None, 0.7)])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, None), (Chunks(90), None), (None, 0.7)])
 @pytest.mark.parametrize("heads", [(6, 2, 16), (5, 1, 80)], ids=str)
 def test_sinks_of_decode_in_one_part_and_several_and_of_prompts(
-    device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    device: str, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     case = make_case([1, 1, 1, 1, 70, 3], [200, 1, 64, 65, 70, 100], heads, window=window, device=device)
     check(case, window, soft_cap, sinks_of(case))
@@ -79,9 +82,9 @@ def test_decode_over_chunks_of_the_real_size(device: str) -> None:
     check(make_case([1, 1], [1030, 512], (2, 1, 16), block_size=16, device=device))
 
 
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [None, 5, Chunks(8)])
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
-def test_prompt_chunks(device: str, window: int | None, soft_cap: float | None) -> None:
+def test_prompt_chunks(device: str, window: Window | None, soft_cap: float | None) -> None:
     case = make_case([70, 3, 1], [70, 100, 9], (6, 2, 16), num_decode_seqs=0, window=window, device=device)
     check(case, window, soft_cap)
 
@@ -94,10 +97,10 @@ def test_mixed_steps_of_every_head_dim(device: str, head_dim: int) -> None:
 ODD_GROUPS = [(1, 1, 256), (6, 2, 64), (5, 1, 128), (6, 1, 80), (7, 1, 128)]
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (40, 0.7)])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (40, 0.7), (Chunks(48), None)])
 @pytest.mark.parametrize("heads", [*ODD_GROUPS, (71, 1, 64)], ids=str)
 def test_chunks_in_tiles_of_any_group(
-    device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+    device: str, heads: tuple[int, int, int], window: Window | None, soft_cap: float | None
 ) -> None:
     """The rows left over at a tile's end would be the next tile's token. Of 71 heads a tile holds one token."""
     lens = ([1, 61, 3, 27], [33, 61, 90, 95]) if heads[0] < 71 else ([5, 2], [5, 70])
@@ -149,8 +152,8 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_crowd(device: str) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("window", [None, 70])
-def test_bounds_that_are_too_large_change_no_bit(device: str, window: int | None) -> None:
+@pytest.mark.parametrize("window", [None, 70, Chunks(80)])
+def test_bounds_that_are_too_large_change_no_bit(device: str, window: Window | None) -> None:
     """A captured graph is launched for the longest contexts it may meet."""
     case = make_case([1, 1, 7], [60, 130, 9], (2, 1, 16), window=window, device=device)
     meta = dataclasses.replace(case.meta, max_context_len=500, max_query_len=64)
@@ -158,9 +161,9 @@ def test_bounds_that_are_too_large_change_no_bit(device: str, window: int | None
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("window", [None, 70, Chunks(80)])
 def test_some_sequences_at_a_time_have_the_same_bits(
-    device: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+    device: str, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the longest context would make partial results of all sequences too large."""
     case = make_case([1] * 5 + [3], [200, 1, 64, 65, 130, 9], (2, 1, 16), window=window, device=device)
@@ -170,9 +173,9 @@ def test_some_sequences_at_a_time_have_the_same_bits(
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("window", [None, 70, Chunks(80)])
 def test_one_long_context_among_short_ones_has_the_same_bits_in_the_room_that_all_need(
-    device: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+    device: str, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room for partial results is that of the contexts together, not of the longest one times their number."""
     case = make_case([1] * 6, [70, 1, 700, 64, 65, 20], (2, 1, 16), window=window, device=device)
@@ -192,16 +195,22 @@ def test_one_long_context_among_short_ones_has_the_same_bits_in_the_room_that_al
     assert room.out.shape[0] <= 920 // 64 + 6
 
 
+def _first_key(context: int, window: Window) -> int:
+    if isinstance(window, Chunks):
+        return max(context - 1, 0) // window.size * window.size
+    return max(context - window, 0)
+
+
 @settings(max_examples=100)
 @given(
     contexts=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
-    window=st.none() | st.integers(1, 1500),
+    window=st.none() | st.integers(1, 1500) | st.builds(Chunks, st.integers(1, 1500)),
     has_prefixes=st.booleans(),
     at_once=st.integers(1, 40),
     data=st.data(),
 )
 def test_no_two_parts_have_one_place_and_all_have_one(
-    contexts: list[int], window: int | None, has_prefixes: bool, at_once: int, data: st.DataObject
+    contexts: list[int], window: Window | None, has_prefixes: bool, at_once: int, data: st.DataObject
 ) -> None:
     has_prefixes = has_prefixes and window is None
     prefixes = [64 * data.draw(st.integers(0, context // 64)) if has_prefixes else 0 for context in contexts]
@@ -213,7 +222,7 @@ def test_no_two_parts_have_one_place_and_all_have_one(
     room = module._room_for_parts(torch.zeros(1, 1, 1), meta, some, window, has_prefixes=has_prefixes)
     free = 0
     for context, prefix, start in zip(contexts, prefixes, room.starts_S.tolist(), strict=False):
-        first_key = prefix if window is None else max(context - window, 0)
+        first_key = prefix if window is None else _first_key(context, window)
         num_parts = -(-prefix // 512) + -(-context // 512) - first_key // 512
         assert num_parts <= room.max_parts
         if num_parts > 1:
@@ -223,8 +232,8 @@ def test_no_two_parts_have_one_place_and_all_have_one(
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("window", [None, 70])
-def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int | None) -> None:
+@pytest.mark.parametrize("window", [None, 70, Chunks(80)])
+def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: Window | None) -> None:
     """As a captured graph sees it: sequences that are not there between decode and chunks, and tokens of nobody."""
     case = make_case([1, 1, 7, 20], [60, 130, 9, 33], (6, 2, 16), window=window, device=device)
     tables = case.meta.block_tables_SM
@@ -246,6 +255,22 @@ def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int 
     assert not padded[29:].any()
 
 
+@pytest.mark.usefixtures("small_chunks")
+def test_chunks_that_hold_every_context_are_no_window(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So prefixes are shared, and tiles need no mask."""
+    case = make_case([1, 1, 9], [150, 140, 70], (4, 2, 16), device=device, shared_blocks=32)
+    shared = prefixes_of([([0, 1], 128)], 2, device)
+    case = dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared))
+    calls = []
+    monkeypatch.setattr(
+        module, "shared_prefix_attention", lambda *a, **k: calls.append(shared_prefix_attention(*a, **k))
+    )
+    assert torch.equal(attend(case, Chunks(150)), attend(case))
+    assert len(calls) == 2
+    check(case, Chunks(149))
+    assert len(calls) == 2
+
+
 @needs_even_products
 def test_how_a_prompt_is_cut_changes_no_bit(device: str) -> None:
     whole = make_case([90], [90], (2, 1, 16), device=device)
@@ -260,9 +285,9 @@ def test_how_a_prompt_is_cut_changes_no_bit(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("window", [None, 300, Chunks(512)])
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (8, 8, 80), (12, 4, 96), (16, 8, 256)], ids=str)
-def test_large_bfloat16_steps(heads: tuple[int, int, int], window: int | None) -> None:
+def test_large_bfloat16_steps(heads: tuple[int, int, int], window: Window | None) -> None:
     query_lens, context_lens = [1] * 6 + [700, 129, 5], [1, 2011, 523, 37, 512, 4000, 700, 463, 1328]
     case = make_case(query_lens, context_lens, heads, block_size=16, window=window, dtype=torch.bfloat16, device="cuda")
     check(case, window)
