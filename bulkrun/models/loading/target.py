@@ -14,6 +14,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.models.decoder.norms import RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
+from bulkrun.ops.matmul.fp8 import raw_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Target:
 
     def ordered(self, rows: torch.Tensor) -> torch.Tensor:
         """What a tensor holds for its rows, as the view has them."""
-        return rows if self.order is None else rows[self.order.to(rows.device)]
+        if self.order is None:
+            return rows
+        return raw_bytes(rows)[self.order.to(rows.device)].view(rows.dtype)  # a GPU picks no rows of fp8
 
     @property
     def takes_codes(self) -> bool:

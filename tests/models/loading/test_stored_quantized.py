@@ -78,6 +78,14 @@ def test_bytes_and_scales_are_kept_where_a_row_has_one_scale(name: str, tmp_path
     assert len(set(layer.attention.qkv_proj.weight_scale.flatten().tolist())) >= 3  # each part has its own
 
 
+def test_rows_in_another_order_are_kept_in_fp8_on_a_gpu_too(tmp_path: Path) -> None:
+    """Of queries and keys whose neighbouring dimensions turn together: CUDA picks no rows of fp8."""
+    path, _ = save_tiny_quantized(tmp_path, "ernie4_5", "ct_channel")
+    there, here = weights_on_a_gpu(path), dict(load(path, quantization="fp8").named_parameters())
+    name = "layers.0.attention.qkv_proj.weight"
+    assert there[name].dtype == FP8 and as_bytes(there[name]) == as_bytes(here[name].data)
+
+
 def test_weights_that_the_checkpoint_left_alone_are_quantized_where_that_is_asked_for(tmp_path: Path) -> None:
     path, plain = save_tiny_quantized(tmp_path, "llama", "ct_channel")
     ours = load(path, quantization="fp8").layers[1].attention.o_proj
