@@ -32,6 +32,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "functions.")),
 )
 _OTHERS = ("<function", "<arg_", "<parameter", "<invoke")  # within <tool_call>
+_OF_LLAMA = ("<|start_header_id|>", "<|header_start|>")  # 3.1 to 3.3, and 4
 _AFTER_NAME = "<tool_sep>"  # of Hunyuan, whose calls are else as GLM's
 _PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the arguments, as Llama's templates have it
 
@@ -43,7 +44,7 @@ def tool_format_of(source: str) -> ToolFormat | None:
         return told
     if "<tool_call>" in source:
         return _within_tool_call(source)
-    if "<|start_header_id|>" in source and "tool_calls" in source and _PARAMETERS.search(source):
+    if any(sign in source for sign in _OF_LLAMA) and "tool_calls" in source and _PARAMETERS.search(source):
         return "llama3_json"
     return None
 

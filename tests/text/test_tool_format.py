@@ -82,6 +82,16 @@ def test_the_form_is_told_by_the_template(form: str) -> None:
     assert tool_format_of(TEMPLATES[form]) == form
 
 
+def test_llama_4_writes_calls_as_llama_3_does() -> None:
+    renamed = {"start_header_id": "header_start", "end_header_id": "header_end", "eot_id": "eot"}
+    source = LLAMA
+    for old, new in renamed.items():
+        source = source.replace(f"<|{old}|>", f"<|{new}|>")
+    assert tool_format_of(source) == "llama3_json"
+    for answer in ('{"name": "weather", "parameters": {"city": "Zürich"}}', "[weather(city='Zürich')]"):
+        assert split_calls(answer, "llama3_json").calls == [Call("weather", '{"city": "Zürich"}')]
+
+
 def test_the_form_of_granite_is_told_by_its_words() -> None:
     source = "respond with <|tool_call|> followed by a JSON list of tools used"  # in the templates of 3.1 to 3.3
     assert tool_format_of(source) == "granite"

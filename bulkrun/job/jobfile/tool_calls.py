@@ -29,7 +29,7 @@ class ToolCallsSpec(Section):
     format: Literal["auto", "none", ToolFormat] = Field(
         "auto",
         description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
-        "parameters} (Llama 3.1 to 3.3), or [name(key=value)], as the small ones write it at times. mistral: behind "
+        "parameters} (Llama 3.1 to 3.3, 4), or [name(key=value)], as the small ones write it at times. mistral: behind "
         "[TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite 3, Phi-4-mini). nemotron_json: a list between "
         "<TOOLCALL> and </TOOLCALL> (Nemotron Nano v2, Llama Nemotron). cohere: a list between <|START_ACTION|> and "
         "<|END_ACTION|> (Command R7B, Command A). hunyuan_a13b: a list between <tool_calls> and </tool_calls> (Hunyuan "
