@@ -56,6 +56,8 @@ NAMES = [
     "apertus",
     "afmoe",
     "minimax_m2",
+    "llama4",
+    "llama4_maverick",
     "kimi_linear",
     "minicpm3",
     "mimo_v2_flash",
@@ -108,7 +110,7 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     assert (engine.stats().num_cached_tokens > 0) == (way in ("prefix cached", "preempted"))
 
 
-@pytest.mark.parametrize("variant", ["ministral3", "glm4", "hunyuan", "ernie4_5_moe", "falcon_h1"])
+@pytest.mark.parametrize("variant", ["ministral3", "glm4", "hunyuan", "ernie4_5_moe", "falcon_h1", "llama4"])
 def test_deterministic_runs_give_them_too(make_engine: EngineFactory, variant: str) -> None:
     engine = make_engine(variant, max_num_batched_tokens=40, deterministic=True)
     engine._sequences.eos_token_ids = frozenset()

@@ -72,6 +72,18 @@ _EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 _GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 11, "swiglu_limit": 2.0}
 
 
+_LLAMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 72,
+    "num_local_experts": 5,
+    "attention_chunk_size": 11,
+    "floor_scale": 8,
+    "attn_scale": 0.4,
+    "pad_token_id": 0,
+}
+
 _GLM_MOE = {
     **_EXPERTS,
     "head_dim": 16,
@@ -207,6 +219,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("ArceeForCausalLM", {}),
     "arcee_whole": ("ArceeForCausalLM", {"intermediate_size": 96, "mlp_bias": True}),
     "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "llama4": ("Llama4ForCausalLM", _LLAMA4 | {"num_experts_per_tok": 2, "rope_scaling": _ROPE_LLAMA3}),
+    "llama4_maverick": (
+        "Llama4ForCausalLM",
+        _LLAMA4 | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "no_rope_layers": [1, 0, 1, 1]},
+    ),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
     "ernie4_5_biases": ("Ernie4_5ForCausalLM", {"head_dim": 16, "use_bias": True}),
     "ernie4_5_moe": (
@@ -648,6 +665,20 @@ def edit_names(path: Path, rename: Callable[[str], str]) -> None:
     """Rewrite the checkpoint with other tensor names."""
     file = path / "model.safetensors"
     save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+
+
+def split_llama4_experts(path: Path) -> None:
+    """Rewrite the checkpoint with each expert's matrices by themselves, as files of 8 bits have them."""
+    file, tensors = path / "model.safetensors", {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        prefix, _, kind = name.rpartition(".experts.")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
+        for expert, matrix in enumerate(tensor) if parts else ():
+            for part, rows in zip(parts, matrix.T.chunk(len(parts)), strict=True):
+                tensors[f"{prefix}.experts.{expert}.{part}.weight"] = rows.contiguous()
+        if not parts:
+            tensors[name] = tensor
+    save_file(tensors, file, {"format": "pt"})
 
 
 @torch.no_grad()

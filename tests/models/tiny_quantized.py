@@ -164,6 +164,12 @@ def save_tiny_quantized(path: Path, variant: str, name: str, **overrides: Any) -
 
     What the format's config.json leaves out is not quantized: a layer's o_proj or attention in some, the head in all.
     """
+    plain = save_tiny_model(path / "plain", variant, **overrides)
+    return quantized_copy(plain, path / "stored", name), plain
+
+
+def quantized_copy(plain: Path, folder: Path, name: str) -> Path:
+    """Write a copy of a checkpoint in one of FORMATS, and in `plain` what it stands for."""
     form = FORMATS[name]
 
     def convert(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -172,8 +178,7 @@ def save_tiny_quantized(path: Path, variant: str, name: str, **overrides: Any) -
         back = quantized.float() * spread(scale, weight, form.block)
         return {"weight": quantized, form.scale_name: scale.clone()} | extras, back
 
-    plain = save_tiny_model(path / "plain", variant, **overrides)
-    return save_converted(plain, path / "stored", form.config, convert, form.left_out), plain
+    return save_converted(plain, folder, form.config, convert, form.left_out)
 
 
 def save_converted(

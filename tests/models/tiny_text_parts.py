@@ -24,6 +24,9 @@ _QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 16, "num_heads": 2,
 _QWEN3 = _QWEN | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 _GEMMA4 = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
            "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16}  # fmt: skip
+_LLAMA4 = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_input_dim": 16,
+           "projector_output_dim": 16}  # fmt: skip
 _AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}}
 _AXES3 = {"rope_parameters": _AXES["rope_parameters"] | {"mrope_section": [2, 3, 3], "mrope_interleaved": True}}
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2}
@@ -54,6 +57,7 @@ TEXT_PARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         _SIGLIP | {"model_type": "siglip2_vision_model"},
     ),
     "lfm3_vl": ("Lfm3VlForConditionalGeneration", {"model_type": "lfm3", **VARIANTS["lfm3"][1]}, _LFM3),
+    "llama4": ("Llama4ForConditionalGeneration", _fast("llama4", "llama4_text"), _LLAMA4),
     "llava": ("LlavaForConditionalGeneration", {"model_type": "llama"}, _CLIP),
     "llava_next": ("LlavaNextForConditionalGeneration", {"model_type": "mistral"}, _CLIP),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", {"model_type": "qwen2"}, _SIGLIP),

@@ -38,6 +38,8 @@ _GEMMA3N = {"model_type": "gemma3n_text", "tie_word_embeddings": True}
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "n_group": 1, "topk_group": 1}
 _KIMI_FULL = (3, 7, 11, 15, 19, 23, 26)  # the layers that attend
 _EXPERTS_OF_GPT_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
+_LLAMA4_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}  # fmt: skip
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": _shape(
         "LlamaForCausalLM", 4096, 14_336, 32, 32, 8, 128_256, model_type="llama", rms_norm_eps=1e-5, rope_theta=5e5
@@ -83,6 +85,14 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, num_experts=256, num_experts_per_token=8,
         num_shared_experts=1, moe_intermediate_size=1024, routed_scaling_factor=2.446,
         layer_types=["full_attention" if layer in _KIMI_FULL else "linear_attention" for layer in range(27)],
+    ),
+    "llama-4-scout": _shape(
+        "Llama4ForCausalLM", 5120, 8192, 48, 40, 8, 202_048, model_type="llama4_text", head_dim=128,
+        rope_parameters=_LLAMA4_ROPE,
+    ),
+    "llama-4-maverick": _shape(
+        "Llama4ForCausalLM", 5120, 8192, 48, 40, 8, 202_048, model_type="llama4_text", head_dim=128,
+        num_local_experts=128, interleave_moe_layer_step=2, use_qk_norm=False,
     ),
     "command-r7b": _shape(
         "Cohere2ForCausalLM", 4096, 14_336, 32, 32, 8, 256_000, model_type="cohere2", rope_theta=5e4, logit_scale=0.25,

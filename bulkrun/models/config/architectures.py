@@ -24,6 +24,7 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
     "Lfm3VlForConditionalGeneration": {"lfm3": "Lfm3ForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "LlavaForConditionalGeneration": _LLAVA,
     "LlavaNextForConditionalGeneration": _LLAVA,
     "LlavaOnevisionForConditionalGeneration": _LLAVA,

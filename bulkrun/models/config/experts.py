@@ -33,6 +33,7 @@ class MoEConfig:
     averages_shared: bool = False  # half of what it finds is added to half of what the others find
     routes_in_float32: bool = False
     scores: Scores = "softmax"
+    weighs_inputs: bool = False  # what goes into experts, and not what comes out
     has_score_bias: bool = False  # which chooses experts and does not weigh them
     weights_scale: float = 1.0
     groups: ExpertGroups | None = None
@@ -65,6 +66,7 @@ def moe_of(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
         averages_shared=bool(keys.get("averages_shared_expert")),
         routes_in_float32=family.routes_in_float32,
         scores=keys.get("expert_scores", family.expert_scores),
+        weighs_inputs=family.weighs_expert_inputs,
         has_score_bias=bool(keys.get("use_expert_bias")),
         weights_scale=float(keys.get("routed_scaling_factor", 1.0)),
         groups=_groups(keys, num_experts, num_chosen),

@@ -11,7 +11,7 @@ from bulkrun.models.config.recurrence import Recurrence
 
 NormPlacement = Literal["pre", "post", "post_of_attention", "sandwich", "beside", "beside_own"]
 Scores = Literal["softmax", "sigmoid"]  # of a mixture's experts: over all of them, or of each by itself
-QKNorm = Literal["none", "head", "turned_head", "centered_head", "projection"]
+QKNorm = Literal["none", "head", "turned_head", "centered_head", "plain_head", "projection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ class Family:
     keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
     qkv_bias: bool = False  # always has biases on q, k and v, never on o
     # "head": each head by itself; "turned_head": so too, behind RoPE; "centered_head": so too, less its mean and with a
-    # weight of its own; "projection": all of q, all of k, as one vector
-    qk_norm: QKNorm = "none"
+    # weight of its own; "plain_head": so too, without a weight, in layers with RoPE; "projection": all of q, all of k,
+    # as one vector
+    qk_norm: QKNorm = "none"  # where the keys that are read say nothing
     # before attention and MLP, after them, after them where a layer attends and before them elsewhere, or both; or
     # "beside": one before both, which stand beside each other, or "beside_own": one before each of them
     norms: NormPlacement = "pre"  # where the keys that are read say nothing
@@ -43,6 +44,7 @@ class Family:
     gates_shared_expert: bool = True
     routes_in_float32: bool = False  # to experts
     expert_scores: Scores = "softmax"
+    weighs_expert_inputs: bool = False  # what goes into experts is multiplied by scores, and not what comes out
     gates_attention: bool = False  # each query head comes with a gate for what it finds
     gates_heads: bool = False  # one number does for each head
     norms_values: bool = False  # each value head is normalized by itself, without a weight

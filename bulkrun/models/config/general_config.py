@@ -50,8 +50,8 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
         "attention to tokens that are picked for each one",
     ),
     "vision or audio beside text": (
-        "Llama 4, GLM-4.6V, Voxtral, Qwen3-Omni ...",
-        "prompts are text; run as text: Gemma 3, 3n and 4, Mistral, Qwen-VL, InternVL, LLaVA",
+        "GLM-4.6V, Voxtral, Qwen3-Omni ...",
+        "prompts are text; run as text: Gemma 3, 3n and 4, Llama 4, Mistral, Qwen-VL, InternVL, LLaVA",
     ),
     "attention of their own": (
         "BLOOM, MPT, Falcon with ALiBi, GPT-Neo, Doge, HRM",

@@ -37,5 +37,5 @@ def unlike_layers_of(keys: Mapping[str, Any], num_heads: int) -> tuple[LayerKV, 
 def qk_norm_of(keys: Mapping[str, Any], family: Family) -> QKNorm:
     """How queries and keys are normalized, which some files may ask for."""
     if not keys.get("use_qk_norm"):
-        return family.qk_norm
+        return keys.get("qk_norm") or family.qk_norm
     return "centered_head" if family.are_centered else "head"

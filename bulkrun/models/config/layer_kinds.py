@@ -11,10 +11,15 @@ from bulkrun.models.config.family import check_number
 from bulkrun.models.config.latent import LatentConfig
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.rope import RopeConfig
+from bulkrun.windows import Chunks, Window
+
+FULL, CHUNKED = "full_attention", "chunked_attention"
 
 
-def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Each layer's window; None: full attention."""
+def sliding_windows(keys: Mapping[str, Any]) -> tuple[Window | None, ...]:
+    """Each layer's window, or chunks; None: full attention."""
+    if "attention_chunk_size" in keys:
+        return _chunks(keys)
     if "linear_layers" in keys and not keys.get("sliding_layers"):
         return (None,) * keys["num_hidden_layers"]
     window = keys.get("sliding_window")
@@ -25,6 +30,17 @@ def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(window if slides else None for slides in _slides(keys))
 
 
+def _chunks(keys: Mapping[str, Any]) -> tuple[Chunks | None, ...]:
+    """Of Llama 4: each layer's."""
+    kinds, size = of_layers(keys, "layer_types"), keys["attention_chunk_size"]
+    for kind in kinds:
+        if kind not in (FULL, CHUNKED):
+            raise ModelError(f"layer type {kind!r} is not supported; {FULL} and {CHUNKED} are")
+    if CHUNKED in kinds:
+        check_number("attention_chunk_size", size, int)
+    return tuple(Chunks(size) if kind == CHUNKED else None for kind in kinds)
+
+
 def windows_both_ways(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Each layer's window where tokens see later ones too: those less than so many positions away, on either side.
 
@@ -33,7 +49,7 @@ def windows_both_ways(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
     windows = sliding_windows(keys)
     if not keys.get("use_bidirectional_attention") and any(windows):
         raise ModelError("windows of attention that is_causal false makes both ways are not supported here")
-    return tuple(None if window is None else window // 2 + 1 for window in windows)
+    return tuple(window // 2 + 1 if isinstance(window, int) else None for window in windows)
 
 
 def _slides(keys: Mapping[str, Any]) -> list[bool]:
@@ -90,7 +106,7 @@ def layer_ropes(
     raw: Mapping[str, Any],
     of_file: Mapping[str, Any],
     keys: Mapping[str, Any],
-    windows: tuple[int | None, ...],
+    windows: tuple[Window | None, ...],
     head_dim: int,
 ) -> tuple[RopeConfig | None, ...]:
     """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none.

@@ -25,10 +25,12 @@ from bulkrun.models.config.latent import LatentConfig, latent_of
 from bulkrun.models.config.layer_inputs import LayerInputs, layer_inputs_of
 from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
+from bulkrun.models.config.llama4_file import QueryGrowth, growth_of
 from bulkrun.models.config.multipliers import Multipliers, attention_scale, embedding_multiplier, multipliers_of
 from bulkrun.models.config.recurrence import Recurrence
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, stored_quantization
+from bulkrun.windows import Window
 
 _ANY_LENGTH = 2**20  # tokens: some bound that a table of blocks may have
 _AS_THE_FAMILY = (  # flags of a model that no key of its files changes
@@ -142,9 +144,10 @@ class DecoderConfig(ModelConfig):
     embedding_multiplier: float
     residual_multiplier: float
     logits_divisor: float
-    sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
+    sliding_windows: tuple[Window | None, ...]  # per layer; None: full attention
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
+    growth_without_rope: QueryGrowth | None = None  # of queries in layers that have none
     recurrence: Recurrence | None = None  # of layers that have it in the place of attention
     mlp_alone: tuple[bool, ...] | None = None  # per layer that is one block: an MLP (or not); None: each has both
     attends_beside_states: bool = False  # each layer that keeps a state has attention too, and their sum goes on
@@ -262,6 +265,7 @@ class DecoderConfig(ModelConfig):
             sliding_windows=windows,
             ropes=ropes,
             moe=moe_of(keys, family),
+            growth_without_rope=growth_of(keys),
             recurrence=family.recurrence(keys) if family.recurrence and any(keys["linear_layers"]) else None,
             mlp_alone=_per_layer(keys, "mlp_alone"),
             attends_beside_states=bool(keys.get("attends_beside_states")),

@@ -19,6 +19,7 @@ from bulkrun.models.config.expert_files import (
     of_solar,
 )
 from bulkrun.models.config.family import BY_SIGMOID, GRANITE_KEYS, IN_GROUPS, Family
+from bulkrun.models.config.llama4_file import LLAMA4_KEYS, of_llama4
 
 _AS_DEEPSEEK: dict[str, Any] = BY_SIGMOID | IN_GROUPS | {"num_experts_per_tok": 8}
 _OF_SIGMOID: dict[str, Any] = {
@@ -225,6 +226,17 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         gates_shared_expert=False,
         routes_in_float32=True,
         in_common_words=of_hunyuan_moe,
+    ),
+    "Llama4ForCausalLM": Family(
+        "llama4_text",
+        "Llama 4 Scout, Maverick (the text part)",
+        "attention in chunks, layers without RoPE whose queries grow, experts of weighed inputs beside a shared one",
+        LLAMA4_KEYS,
+        gates_shared_expert=False,
+        expert_scores="sigmoid",
+        weighs_expert_inputs=True,
+        turns_neighbours=True,
+        in_common_words=of_llama4,
     ),
     "Qwen2MoeForCausalLM": Family(
         "qwen2_moe",

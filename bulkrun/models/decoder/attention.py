@@ -10,22 +10,21 @@ from torch import nn
 from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.layers import Linear, empty_parameter
-from bulkrun.models.decoder.norms import CenteredQKNorm, HeadQKNorm, ProjectionQKNorm, TurnedQKNorm
+from bulkrun.models.decoder.norms import CenteredQKNorm, HeadQKNorm, PlainQKNorm, ProjectionQKNorm, TurnedQKNorm
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
 
 class Rotary(NamedTuple):
-    """One rotary embedding of a step's tokens."""
+    """One rotary embedding of a step's tokens, or what stands in its place in layers without."""
 
-    cos: torch.Tensor  # [T, 1, R], see `ops.apply_rotary`
-    sin: torch.Tensor
+    cos: torch.Tensor | None  # [T, 1, R], see `ops.apply_rotary`; None: nothing turns
+    sin: torch.Tensor | None
     query_growth: torch.Tensor | None = None  # what queries are multiplied by [T, 1, 1]; None: 1
 
     def of_tokens(self, indices: torch.Tensor) -> Rotary:
         """Of some of the tokens, int64 [S]."""
-        growth = None if self.query_growth is None else self.query_growth[indices]
-        return Rotary(self.cos[indices], self.sin[indices], growth)
+        return Rotary(*(None if part is None else part[indices] for part in self))
 
 
 class Attention(nn.Module):
@@ -51,14 +50,16 @@ class Attention(nn.Module):
         self.o_proj = Linear(config.num_heads * kv.head_dim, config.hidden_size, bias=config.o_bias)
         self.head_gates = Linear(config.hidden_size, config.num_heads) if config.gates_heads else None
         self.paged_attention = ops.paged_attention  # `make_invariant` puts another op of its contract here
-        self.qk_norm = self._qk_norm(config)
+        self.qk_norm = self._qk_norm(config, layer)
 
     @property
     def num_own_heads(self) -> int:
         """Heads of keys, and of values that are not the keys, which the projection has beside its queries."""
         return 0 if not self.has_own_keys else self.num_kv_heads if self.keys_are_values else 2 * self.num_kv_heads
 
-    def _qk_norm(self, config: DecoderConfig) -> HeadQKNorm | TurnedQKNorm | CenteredQKNorm | ProjectionQKNorm | None:
+    def _qk_norm(
+        self, config: DecoderConfig, layer: int
+    ) -> HeadQKNorm | TurnedQKNorm | CenteredQKNorm | PlainQKNorm | ProjectionQKNorm | None:
         if config.qk_norm == "head":
             num_kv_heads = self.num_kv_heads if self.has_own_keys else 0
             num_values = num_kv_heads if config.norms_values else 0
@@ -67,6 +68,8 @@ class Attention(nn.Module):
             return TurnedQKNorm(config)
         if config.qk_norm == "centered_head":
             return CenteredQKNorm(config)
+        if config.qk_norm == "plain_head":
+            return None if config.ropes[layer] is None else PlainQKNorm(config)
         return ProjectionQKNorm(config) if config.qk_norm == "projection" else None
 
     def forward(
@@ -114,6 +117,8 @@ class Attention(nn.Module):
             qk_norm_weight, eps = self.qk_norm.weight_ND, self.qk_norm.eps
         elif isinstance(self.qk_norm, TurnedQKNorm):
             qk_norm_weight, eps = self.qk_norm.ones_ND, self.qk_norm.eps
+        elif isinstance(self.qk_norm, PlainQKNorm):
+            qk_norm_weight, eps = self.qk_norm.ones_ND(qkv_TND), self.qk_norm.eps
         elif self.qk_norm is not None:
             qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
             qk_TND.copy_(self.qk_norm(qk_TND))

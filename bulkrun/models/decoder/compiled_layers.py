@@ -65,7 +65,7 @@ def _has_others(config: DecoderConfig) -> bool:
         or config.gates_heads
         or not _are_mlps_behind_mixers(config)
         or not (config.has_mlp_gates or _are_plain_mlps_whole(config))
-        or config.qk_norm in ("turned_head", "centered_head")
+        or config.qk_norm in ("turned_head", "centered_head", "plain_head")
         or config.attends_beside_states
         or config.latent is not None
         or config.altup is not None

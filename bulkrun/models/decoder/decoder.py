@@ -99,8 +99,7 @@ class Decoder(nn.Module):
         stack = self.layer_stack
         if stack is not None and not step.has_growth and stack.takes(residual_TE, kv_cache.dtype):
             states = [(*state.tensors,) for state in kv_cache.states]
-            turns = [(rotary.cos, rotary.sin) for rotary in step.rotaries.values()]
-            return stack(residual_TE, turns, kv_cache.k, kv_cache.v, meta, logits_indices, states, inputs_LTU)
+            return stack(residual_TE, step.turns, kv_cache.k, kv_cache.v, meta, logits_indices, states, inputs_LTU)
         assert self.config.is_causal, "only the compiled layers look both ways"
         return self._block_by_block(residual_TE, step, kv_cache, logits_indices)
 
@@ -180,14 +179,21 @@ class Decoder(nn.Module):
         return embeds_TE * torch.tensor(self.config.embedding_multiplier, dtype=self.dtype).item()
 
     def _rotaries(self, positions_T: torch.Tensor, num_positions: int) -> dict[RopeConfig | None, Rotary]:
-        """Cosines and sines of each rotary embedding; all positions are below `num_positions`."""
-        return {rope: self._rotary(rope, positions_T, num_positions) for rope in self.inv_freqs}
+        """Cosines and sines of each rotary embedding, and what layers without have; all positions are below
+        `num_positions`."""
+        rotaries: dict[RopeConfig | None, Rotary] = {
+            rope: self._rotary(rope, positions_T, num_positions) for rope in self.inv_freqs
+        }
+        growth = self.config.growth_without_rope
+        if growth is not None and (not positions_T.is_cpu or num_positions >= growth.num_tokens):
+            rotaries[None] = Rotary(None, None, query_growth(positions_T + 1, *growth))
+        return rotaries
 
     def _rotary(self, rope: RopeConfig, positions_T: torch.Tensor, num_positions: int) -> Rotary:
         """From a table on a CPU; a captured step of a GPU must not read one that grows."""
         inv_freq, growth = self.inv_freqs[rope], None
         if rope.query_growth and (not positions_T.is_cpu or num_positions > rope.original_max_position_embeddings):
-            growth = query_growth(rope, positions_T).to(self.dtype)
+            growth = query_growth(positions_T, rope.query_growth, rope.original_max_position_embeddings).to(self.dtype)
         if not positions_T.is_cpu:
             return Rotary(*ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype), growth)
         if rope not in self._rotary_tables:

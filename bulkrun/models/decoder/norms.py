@@ -163,6 +163,24 @@ class TurnedQKNorm(RMSNorm):
         return q_THD * (self.weight[0] * self.weight[1])
 
 
+class PlainQKNorm(nn.Module):
+    """Each query and key head normalized by itself, without a weight (Llama 4).
+
+    It does so behind RoPE, which leaves a head's length as it is: so it may be done before, as for the other families.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self._num_heads, self.eps = config.num_heads + config.num_kv_heads, config.rms_norm_eps
+        self._ones_ND: torch.Tensor | None = None
+
+    def ones_ND(self, qkv_TND: torch.Tensor) -> torch.Tensor:
+        """The weight of an op that takes one, of each query and key head."""
+        if self._ones_ND is None:
+            self._ones_ND = qkv_TND.new_ones(self._num_heads, qkv_TND.shape[2])
+        return self._ones_ND
+
+
 class CenteredQKNorm(nn.Module):
     """Each query and key head normalized without its mean, with a weight of its own [D] (Command R+)."""
 

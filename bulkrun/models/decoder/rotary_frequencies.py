@@ -34,14 +34,14 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return plain
 
 
-def query_growth(rope: RopeConfig, positions_T: torch.Tensor) -> torch.Tensor:
-    """What queries are multiplied by, float32 [T, 1, 1]: 1 in the original context, and more beyond it.
+def query_growth(tokens_T: torch.Tensor, beta: float, num_tokens: int) -> torch.Tensor:
+    """What queries are multiplied by, float32 [T, 1, 1]: 1 where there are less than so many tokens, and then more.
 
-    1 + beta * log(1 + n) where the original context fits n times before the position: against attention that gets
-    flatter the more keys there are (Llama 4, Ministral 3).
+    1 + beta * log(1 + n) where `num_tokens`, such as the original context, fit n times in those that there are,
+    integers [T]: against attention that gets flatter the more keys there are. Ministral 3 counts the tokens before a
+    query, Llama 4 the query too.
     """
-    contexts_T = positions_T // rope.original_max_position_embeddings
-    return (1.0 + rope.query_growth * torch.log1p(contexts_T.float()))[:, None, None]
+    return (1.0 + beta * torch.log1p((tokens_T // num_tokens).float()))[:, None, None]
 
 
 def _proportional(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -65,6 +65,13 @@ class SparseMLP(nn.Module):
         weights_Tk, ids_Tk = self._route(logits_TX)
         if self.expert_scale is not None:
             weights_Tk = weights_Tk * self.expert_scale[ids_Tk]
+        if not self.moe.weighs_inputs:
+            return self._through(x_TE, weights_Tk, ids_Tk)
+        x_PE = (x_TE.unsqueeze(1) * weights_Tk.to(x_TE.dtype).unsqueeze(-1)).flatten(0, 1)  # of each pair its own
+        out_PE = self._through(x_PE, torch.ones_like(weights_Tk).view(-1, 1), ids_Tk.view(-1, 1))
+        return out_PE if ids_Tk.shape[1] == 1 else out_PE.view(*ids_Tk.shape, -1).sum(1)
+
+    def _through(self, x_TE: torch.Tensor, weights_Tk: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
         return self.fused_experts(
             x_TE, self.gate_up_proj.experts, self.down_proj.experts, weights_Tk, ids_Tk, self.biases, self.activation
         )

@@ -24,6 +24,12 @@ class StepTokens(NamedTuple):
         """Whether queries of some layers are multiplied by what grows with positions."""
         return any(rotary.query_growth is not None for rotary in self.rotaries.values())
 
+    @property
+    def turns(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Cosines and sines of each rotary embedding."""
+        pairs = [(rotary.cos, rotary.sin) for rotary in self.rotaries.values()]
+        return [(cos, sin) for cos, sin in pairs if cos is not None and sin is not None]
+
     def beside(self, block: Block) -> Any:
         """What the block's module takes after the hidden states: its layer's inputs, or its rotary embedding."""
         if block.layer is not None and self.inputs_LTU is not None:

@@ -129,6 +129,7 @@ _GPT_J = {
 }
 _PHI = {"final_layernorm": "norm", "dense": "o_proj", "fc1": "up_proj", "fc2": "down_proj"}
 _STABLELM = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
+_LLAMA4 = {"feed_forward": "mlp", "router": "gate"}
 _GEMMA4 = {"experts": "mlp.experts", "router.proj": "mlp.gate", "router": "mlp.router"}
 # by architecture: whole parts of dotted names, longer ones first
 _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
@@ -165,6 +166,7 @@ _COMMON_NAMES: Mapping[str, Mapping[str, str]] = {
     "Lfm3ForCausalLM": _LFM3,
     "Mamba2ForCausalLM": _MAMBA,
     "MambaForCausalLM": _MAMBA,
+    "Llama4ForCausalLM": _LLAMA4,
     "MiniMaxM2ForCausalLM": _MINIMAX,
     "NanoChatForCausalLM": {"fc1": "up_proj", "fc2": "down_proj"},
     "NemotronHForCausalLM": _NEMOTRON,

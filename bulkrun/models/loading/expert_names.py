@@ -44,6 +44,7 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "HYV3ForCausalLM": _GATED,
     "HunYuanMoEV1ForCausalLM": _GATED,
     "JambaForCausalLM": _GATED,
+    "Llama4ForCausalLM": _GATED,
     "MellumForCausalLM": _GATED,
     "Mistral4ForCausalLM": _GATED,
     "OlmoeForCausalLM": _GATED,
@@ -54,6 +55,7 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "SolarOpenForCausalLM": _GATED,
 }
 _FUSED_EXPERTS = "mlp.experts."  # in transformers 5's own layout, of all architectures: all experts in one tensor
+_BY_COLUMNS = ("Llama4ForCausalLM",)  # of such tensors, in files of every version
 _INTERLEAVED_EXPERTS = ("GptOssForCausalLM",)  # so too, each gate followed by its up
 PACKED_EXPERTS = "_blocks"  # behind the name of experts' weights in MXFP4, whose rows are not columns then
 
@@ -75,7 +77,8 @@ def expert_targets(
         is_packed = f"{prefix}{_FUSED_EXPERTS}gate_up_proj{PACKED_EXPERTS}" in stored
         yield from _interleaved_expert_targets(prefix, mlp, is_packed=is_packed)
     elif f"{prefix}{_FUSED_EXPERTS}gate_up_proj" in stored or config.architecture not in _EXPERT_NAMES:
-        yield from _fused_expert_targets(prefix, mlp, stored.get(f"{prefix}{_FUSED_EXPERTS}down_proj"))
+        down = stored.get(f"{prefix}{_FUSED_EXPERTS}down_proj")
+        yield from _fused_expert_targets(prefix, mlp, by_columns=_lies_by_columns(down, mlp, config))
     else:
         yield from _expert_targets(prefix, mlp, config)
 
@@ -91,11 +94,17 @@ def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Itera
         yield from weights_of(of_expert, down, {names.down: config.hidden_size})
 
 
-def _fused_expert_targets(prefix: str, mlp: SparseMLP, down: StoredTensor | None) -> Iterator[tuple[str, Target]]:
-    """All experts in one tensor. Where `down`, as it is stored, lies by columns (Qwen3-VL), gate and up do so too."""
-    yield f"{prefix}mlp.gate.weight", whole(mlp.router.weight)
+def _lies_by_columns(down: StoredTensor | None, mlp: SparseMLP, config: DecoderConfig) -> bool:
+    """Whether `down`, as it is stored, does (Qwen3-VL, Llama 4): then gate and up do so too."""
+    if config.architecture in _BY_COLUMNS:
+        return True
     _, num_outputs, num_inputs = places_of(mlp.down_proj).target().shape
-    by_columns = down is not None and num_inputs != num_outputs and down.shape[1:] == (num_inputs, num_outputs)
+    return down is not None and num_inputs != num_outputs and down.shape[1:] == (num_inputs, num_outputs)
+
+
+def _fused_expert_targets(prefix: str, mlp: SparseMLP, *, by_columns: bool) -> Iterator[tuple[str, Target]]:
+    """All experts in one tensor."""
+    yield f"{prefix}mlp.gate.weight", whole(mlp.router.weight)
     for name, projection in (("gate_up_proj", mlp.gate_up_proj), ("down_proj", mlp.down_proj)):
         places = places_of(projection)
         target = places.target()

@@ -27,7 +27,7 @@ from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD
 # that guesses several tokens ahead
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|\.masked_bias$|\.self_attn\.(bias|causal_mask)$|\.act_fn\.(beta|eps)$"
-    r"|^(model\.)?(vision_tower|visual|multi_modal_projector|embed_vision)\."
+    r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\."
     r"|^(model\.)?(audio_tower|embed_audio|vision_embedder)\.|^v_head\.|^mtp\."
     r"|^(model\.)?image_newline$|^model\.mtp_"
 )

@@ -46,7 +46,11 @@ def route_by_sigmoid(
     one size, and a token goes to those of so many groups alone, of which so many of the best experts have the highest
     scores together (DeepSeek-AI 2024: device-limited routing).
     """
-    weights_Tk, ids_Tk = _chosen(logits_TX.float().sigmoid(), bias_X, top_k, groups)
+    if bias_X is None and groups is None:  # by logits, which differ where scores are all rounded to 1
+        best_Tk, ids_Tk = logits_TX.float().topk(top_k, dim=-1)
+        weights_Tk = best_Tk.sigmoid()
+    else:
+        weights_Tk, ids_Tk = _chosen(logits_TX.float().sigmoid(), bias_X, top_k, groups)
     if renormalize:
         weights_Tk = weights_Tk / (weights_Tk.sum(-1, keepdim=True) + _NO_ZERO)
     return weights_Tk * scale, ids_Tk

@@ -63,6 +63,8 @@ def test_the_ceilings_of_public_shapes_are_those_of_the_table(
             "apertus",
             "afmoe",
             "gpt_neox",
+            "llama4",
+            "llama4_maverick",
         ]
     ),
 )
@@ -75,6 +77,12 @@ def test_the_parameters_counted_are_the_models_own(variant: str, tmp_path: Path)
         experts = sum(size for name, size in weights.items() if ".experts." in name and "bias" not in name)
         expected -= experts - experts * config.moe.num_experts_per_tok // config.moe.num_experts
     assert ModelCost.of(config, 2).num_parameters == expected
+
+
+@pytest.mark.parametrize("name", ["llama-4-scout", "llama-4-maverick"])
+def test_a_token_of_llama_4_meets_as_many_parameters_as_its_name_says(name: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_dir(write_shape(name, tmp_path, dtype="bfloat16", max_model_len=8192))
+    assert round(ModelCost.of(config, 2).num_parameters / 1e9) == 17
 
 
 def _sees(query: int, key: int, window: Window | None) -> bool:

@@ -19,7 +19,7 @@ from tests.models.load import load_model
 from tests.models.paged_driver import tolerance_of
 from tests.models.tiny_models import SMALL, save_published
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1}
 OF_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "num_nextn_predict_layers": 1}
 
@@ -190,6 +190,42 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("flint", {"mlp_only_layers": [2], "norm_topk_prob": False, "attention_bias": True}),
         ("granitemoeshared", {"shared_intermediate_size": 0}),
         ("granitemoe_swa", {"layer_types": None, "layer_rope_theta": [3e3, 0, 5e4], "shared_intermediate_size": 0}),
+        # as the first files of Scout and of Maverick say it
+        (
+            "llama4",
+            {
+                "attention_chunk_size": 13,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 16.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "no_rope_layers": [],
+                "layer_types": None,
+                "moe_layers": [0, 1, 2, 3],
+            },
+        ),
+        (
+            "llama4_maverick",
+            {
+                "rope_scaling": None,
+                "rope_theta": 5e4,
+                "no_rope_layers": [1, 1, 0, 1],
+                "moe_layers": None,
+                "attn_temperature_tuning": False,
+                "attention_bias": True,
+            },
+        ),
+        (
+            "llama4",
+            {"layer_types": [FULL, CHUNKED, CHUNKED, FULL], "no_rope_layer_interval": 3},
+        ),
+        ("llama4", {"attention_chunk_size": None, "moe_layers": [2], "intermediate_size_mlp": 40}),
+        ("llama4_maverick", {"moe_layers": []}),  # no experts: all layers in one call, until queries grow
+        ("llama4_maverick", {"moe_layers": [], "attn_temperature_tuning": False}),
+        ("llama4", {"num_local_experts": 1, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
         ("hy_v3", {"mlp_layer_types": None, "router_scaling_factor": 1.5, "num_shared_experts": 2, "mlp_bias": False}),
         ("hunyuan_moe", {"moe_topk": [2] * 3, "moe_intermediate_size": [72] * 3, "num_shared_expert": [1] * 3}),
         ("hunyuan_moe", {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}, "attention_bias": True}),
@@ -230,9 +266,8 @@ def test_ministral_turns_as_the_first_ones_did_where_the_file_says_nothing() -> 
 
 def test_queries_grow_as_in_transformers() -> None:
     positions = torch.tensor([0, 15, 16, 31, 32, 500, 262_143])
-    rope = RopeConfig(rope_type="yarn", original_max_position_embeddings=16, query_growth=0.4)
     theirs = get_llama_4_attn_scale(positions[None], 0.4, 16)
-    torch.testing.assert_close(query_growth(rope, positions), theirs.view(-1, 1, 1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(query_growth(positions, 0.4, 16), theirs.view(-1, 1, 1), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +334,15 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("KimiLinearForCausalLM", {"linear_attn_config": {"gate_lower_bound": -5.0}}, r"gate_lower_bound -5.0 is not"),
         ("KimiLinearForCausalLM", {"layer_types": ["linear_attention"] * 3}, r"layers .* are not supported; some"),
         ("KimiLinearForCausalLM", {"num_hidden_layers": 6, "linear_num_heads": 0}, r"'linear_num_heads' is 0, not a"),
+        ("Llama4ForCausalLM", {"layer_types": [FULL, SLIDING, FULL]}, r"'sliding_attention' is not supported; full_"),
+        ("Llama4ForCausalLM", {"layer_types": [FULL]}, r"'layer_types' has 1 values for 3 layers"),
+        ("Llama4ForCausalLM", {"attention_chunk_size": 0}, r"'attention_chunk_size' is 0, not a whole number above 0"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1]}, r"'no_rope_layers' has 1 values for 3 layers"),
+        ("Llama4ForCausalLM", {"no_rope_layer_interval": 0}, r"'no_rope_layer_interval' is 0, not a whole number"),
+        ("Llama4ForCausalLM", {"moe_layers": 2}, r"key 'moe_layers' is 2, not a list of layers"),
+        ("Llama4ForCausalLM", {"interleave_moe_layer_step": 0}, r"'interleave_moe_layer_step' is 0, not a whole"),
+        ("Llama4ForCausalLM", {"floor_scale": 0}, r"'floor_scale' is 0, not a whole number above 0"),
+        ("Llama4ForCausalLM", {"attn_scale": None}, r"'attn_scale' is None, not a number above 0"),
         ("MellumForCausalLM", {"mlp_layer_types": ["sparse"]}, r"'mlp_layer_types' has 1 values for 3 layers"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0, 1]}, r"'layer_rope_theta' has 2 values for 3 layers"),
         ("YoutuForCausalLM", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported; 1.0 is"),

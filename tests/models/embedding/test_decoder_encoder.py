@@ -132,7 +132,9 @@ def test_a_scratch_cache_grows_with_tokens_and_its_states_with_texts(
     assert made == [6, 1, 2, 3], "blocks of 8 with the null block, then rows"
 
 
-@pytest.mark.parametrize("variant", known(["qwen3", "gemma3n", "gemma4", "gemma4_whole_panels", "minicpm3", "cohere2"]))
+@pytest.mark.parametrize(
+    "variant", known(["qwen3", "gemma3n", "gemma4", "gemma4_whole_panels", "minicpm3", "cohere2", "llama4"])
+)
 @torch.inference_mode()
 def test_kept_tokens_are_those_of_the_whole(variant: str, tmp_path: Path) -> None:
     one = encoder(save_tiny_model(tmp_path, variant))

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config import general_config
+from bulkrun.models.config import general_config, model_config
 from bulkrun.models.config.families import FAMILIES
 from bulkrun.models.config.general_config import TRIED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
@@ -196,8 +196,12 @@ def test_a_model_that_makes_a_mask_of_its_own_is_refused_by_name_and_would_be_fo
         load(path)
 
 
-def test_attention_in_chunks_is_refused_by_name_and_would_be_found_out(tmp_path: Path) -> None:
-    """Llama 4 passes its chunks in masks alone, which a paged attention has no use for."""
+def test_attention_in_chunks_is_refused_by_name_and_would_be_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Llama 4 would be, were it no family: it passes its chunks in masks alone, which a paged attention has no use
+    for."""
+    monkeypatch.setattr(model_config, "find_family", lambda raw: None)
     sizes = {"intermediate_size": 72, "intermediate_size_mlp": 72, "head_dim": 16, "num_key_value_heads": 2}
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0}
     path = save_untrained(tmp_path, "Llama4ForCausalLM", attention_chunk_size=32, **sizes, **experts)

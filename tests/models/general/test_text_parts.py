@@ -54,6 +54,8 @@ def test_the_text_part_writes_what_the_whole_model_does(
     if name == "gemma3n":
         leave_out_towers(monkeypatch)
     reference = save_text_part(tmp_path, name)
+    if name == "llama4":  # transformers 5.24 looks for what images became, of text alone too
+        reference = reference.language_model
     capfd.readouterr()
     assert_same(tmp_path, reference)
     assert "UNEXPECTED" not in "".join(capfd.readouterr()), "the towers' tensors are no news"

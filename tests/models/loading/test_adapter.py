@@ -90,6 +90,7 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("stablelm_beside", ALL | {"modules_to_save": ["q_layernorm"]}),
         ("afmoe", {"target_modules": [*QKV, "o_proj"]}),
         ("hunyuan_moe", {"target_modules": [*QKV, "o_proj"]}),
+        ("llama4_maverick", {"target_modules": [*QKV, "o_proj", "shared_expert.up_proj", "down_proj"]}),
         ("nemotron_h", {"target_modules": ["q_proj", "in_proj", "up_proj"]}),
         ("deepseek_v3", {"target_modules": [*LATENT, "q_a_proj", "q_b_proj"], "modules_to_save": ["kv_a_layernorm"]}),
         ("moonlight", {"target_modules": [*LATENT, "q_proj"], "use_dora": True}),

@@ -20,9 +20,10 @@ from bulkrun.ops.matmul.int8_linear import Int8Weight
 from tests.models.load import load_model
 from tests.models.loading.test_stored_int8 import in_int8, load, needs_int8
 from tests.models.loading.test_stored_quantized import as_bytes, weights_on_a_gpu
-from tests.models.tiny_models import edit_weights, make_tiny_model, save_tiny_model
+from tests.models.paged_driver import forced_logits
+from tests.models.tiny_models import edit_weights, make_tiny_model, save_tiny_model, split_llama4_experts
 from tests.models.tiny_mxfp4 import save_tiny_mxfp4
-from tests.models.tiny_quantized import WHOLE, save_tiny_quantized
+from tests.models.tiny_quantized import WHOLE, quantized_copy, save_tiny_quantized
 from tests.ops import fp8_oracle, int8_oracle
 
 Both = tuple[torch.Tensor, torch.Tensor]
@@ -38,6 +39,13 @@ def as_one_tensor(folder: Path) -> tuple[Path, Both]:
     theirs.save_pretrained(folder, save_original_format=False)
     experts = theirs.model.layers[2].mlp.experts
     return folder, (experts.gate_up_proj.data, experts.down_proj.data)
+
+
+def by_columns(folder: Path) -> tuple[Path, Both]:
+    """As wide as the model, so that sizes do not tell which way they lie."""
+    theirs = make_tiny_model("llama4", intermediate_size=48).model.layers[2].feed_forward.experts
+    weights = theirs.gate_up_proj.data.transpose(1, 2), theirs.down_proj.data.transpose(1, 2)
+    return save_tiny_model(folder, "llama4", intermediate_size=48), weights
 
 
 def halves(gate_up_XE2I: torch.Tensor) -> torch.Tensor:
@@ -63,7 +71,7 @@ def experts_of(path: Path, quantization: str) -> tuple[torch.nn.Module, torch.nn
     return mlp.gate_up_proj, mlp.down_proj
 
 
-each_layout = pytest.mark.parametrize("layout", [one_by_one, as_one_tensor, interleaved, in_mxfp4])
+each_layout = pytest.mark.parametrize("layout", [one_by_one, as_one_tensor, by_columns, interleaved, in_mxfp4])
 
 
 @pytest.mark.parametrize("piece", [1, 2**20])
@@ -133,6 +141,20 @@ def test_a_gpu_keeps_experts_that_are_stored_in_fp8(name: str, tmp_path: Path) -
     (path / "model.safetensors").unlink()
     random = weights_on_a_gpu(path, load_format="dummy")
     assert {key: one.dtype for key, one in random.items()} == {key: one.dtype for key, one in ours.items()}
+
+
+def test_llama4s_files_of_8_bits_have_each_expert_by_itself(tmp_path: Path) -> None:
+    plain, tokens = save_tiny_model(tmp_path / "plain", "llama4"), list(range(3, 40))
+    (expected,) = forced_logits(load(plain), [tokens], [30])
+    split_llama4_experts(plain)
+    (found,) = forced_logits(load(plain), [tokens], [30])
+    assert torch.equal(found, expected)
+    stored = quantized_copy(plain, tmp_path / "stored", "ct_channel")
+    (found,), (expected,) = (forced_logits(load(path), [tokens], [30]) for path in (stored, plain))
+    assert torch.equal(found, expected), "what is stored in 8 bits is what it stands for"
+    kept = {key for key, weight in weights_on_a_gpu(stored).items() if weight.dtype == FP8}
+    parts = ("gate_up_proj", "down_proj", "shared.mlp.gate_up_proj", "shared.mlp.down_proj")
+    assert kept >= {f"layers.{i}.mlp.{part}.weight" for i in range(4) for part in parts}
 
 
 @pytest.mark.parametrize("options", [{"has_fp8": False}, {"name": "block"}, {"name": "int8_channel"}], ids=str)

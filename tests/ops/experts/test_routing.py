@@ -28,6 +28,12 @@ def test_a_bias_chooses_and_sigmoids_weigh(
         assert weights == pytest.approx([2.5 * scores[one] / total for one in ids], rel=1e-5)
 
 
+def test_experts_whose_scores_are_all_rounded_to_one_are_told_apart() -> None:
+    logits_TX = torch.tensor([[30.0, 40.0, 31.0, -1.0], [90.0, 20.0, 80.0, 85.0]])
+    weights_Tk, ids_Tk = ops.route_by_sigmoid(logits_TX, None, 2, renormalize=False, scale=1.0)
+    assert ids_Tk.tolist() == [[1, 2], [0, 3]] and weights_Tk.tolist() == [[1.0, 1.0]] * 2
+
+
 def test_scores_that_are_all_next_to_nothing_give_numbers() -> None:
     weights_Tk, _ = ops.route_by_sigmoid(torch.full((2, 4), -200.0), None, 2, renormalize=True, scale=1.0)
     assert weights_Tk.tolist() == [[0.0, 0.0]] * 2
