@@ -1,5 +1,5 @@
 """Prompts of several texts, in an engine that embeds or classifies one text a request: each part is a request there,
-and the numbers of all come back as one completion.
+equal ones are one, and the numbers of all come back as one completion.
 
 Parts go in a few steps' worth at a time: a request of thousands would fill the engine's queue, and memory, at once.
 Speaks token ids; knows no text, files, rows or jobs. Implements `bulkrun.request.Engine`.
@@ -18,10 +18,28 @@ _STEPS_AHEAD = 4  # among so many texts those of a step may be of similar length
 
 @dataclass
 class _Whole:
-    """A request of several texts, and what became of its parts so far, by number."""
+    """A request of several texts, and what became of its parts so far, by number. `texts` are the different ones of its
+    parts, each by the number of the first such part; `first` has this number for every part."""
 
     request: Request
+    texts: dict[int, Sequence[int]]
+    first: list[int]
     done: dict[int, Completion] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Request) -> _Whole:
+        numbers: dict[tuple[int, ...], int] = {}
+        first, start = list[int](), 0
+        for number, length in enumerate(request.parts):
+            ids = tuple(request.prompt_token_ids[start : start + length])
+            first.append(numbers.setdefault(ids, number))
+            start += length
+        return cls(request, {number: ids for ids, number in numbers.items()}, first)
+
+    @property
+    def num_missing(self) -> int:
+        """Texts that have not ended."""
+        return len(self.texts) - len(self.done)
 
 
 class PartsEngine:
@@ -50,7 +68,7 @@ class PartsEngine:
             self._engine.add_request(request)
             return
         assert sum(request.parts) == len(request.prompt_token_ids), "parts are all of a prompt"
-        self._wholes[request.request_id] = whole = _Whole(request)
+        self._wholes[request.request_id] = whole = _Whole.of(request)
         self._waiting.append(self._parts(whole))
 
     def step(self) -> list[Completion]:
@@ -80,7 +98,7 @@ class PartsEngine:
     def stats(self) -> EngineStats:
         """The engine's, which counts texts, with those that wait to enter it."""
         stats = self._engine.stats()
-        unfinished = sum(len(whole.request.parts) - len(whole.done) for whole in self._wholes.values())
+        unfinished = sum(whole.num_missing for whole in self._wholes.values())
         return replace(stats, num_waiting=stats.num_waiting + unfinished - len(self._inside))
 
     def _fill(self) -> None:
@@ -94,14 +112,13 @@ class PartsEngine:
 
     def _parts(self, whole: _Whole) -> Iterator[Request]:
         """The parts of a request as they enter the engine; no more once the request was dropped."""
-        request, start = whole.request, 0
-        for number, length in enumerate(request.parts):
+        request = whole.request
+        for number, ids in whole.texts.items():
             if self._wholes.get(request.request_id) is not whole:
                 return
-            name, ids = f"{request.request_id}/{number}", request.prompt_token_ids[start : start + length]
+            name = f"{request.request_id}/{number}"
             self._inside[name] = request.request_id, number
             yield replace(request, request_id=name, prompt_token_ids=ids, parts=())
-            start += length
 
     def _taken_in(self, done: Completion) -> Completion | None:
         """What ended, if it is a whole request."""
@@ -110,7 +127,7 @@ class PartsEngine:
         name, number = self._inside.pop(done.request_id)
         whole = self._wholes[name]
         whole.done[number] = done
-        if len(whole.done) < len(whole.request.parts):
+        if whole.num_missing:
             return None
         del self._wholes[name]
         return _joined(whole, self._part)
@@ -118,7 +135,7 @@ class PartsEngine:
 
 def _joined(whole: _Whole, part_name: str) -> Completion:
     """The numbers of all parts in their order; of a request with a part that failed, the first such error alone."""
-    parts = [whole.done[number] for number in range(len(whole.request.parts))]
+    parts = [whole.done[number] for number in whole.first]
     for number, part in enumerate(parts):
         if part.error is not None:
             error = part.error._replace(message=f"{part_name} {number}: {part.error.message}")

@@ -41,6 +41,18 @@ def test_numbers_are_those_of_each_text_alone_in_their_order(max_num_seqs: int) 
     assert engine.max_num_seqs == max_num_seqs and engine.stats().num_running == 0
 
 
+def test_equal_texts_of_a_request_are_computed_once() -> None:
+    inner = FakeEmbedder(max_num_seqs=2)
+    engine, texts = PartsEngine(inner, "text"), [[1], [2, 3], [1], [2], [3, 1], [1]]
+    engine.add_request(request("a", *texts))
+    assert engine.stats().num_waiting == 4
+    computed = []
+    add = inner.add_request
+    inner.add_request = lambda part: computed.append(tuple(part.prompt_token_ids)) or add(part)  # type: ignore[method-assign,func-returns-value]
+    assert ended(engine)["a"].embedding == b"".join(map(expected_vector, texts))
+    assert computed == [(1,), (2, 3), (2,), (3, 1)]
+
+
 def test_one_text_that_fails_is_the_end_of_its_request_alone() -> None:
     engine = PartsEngine(FakeEmbedder(refuse=lambda asked: list(asked.prompt_token_ids) == [3]), "pair")
     for name, each in {"bad": [[1], [3], [2], [3]], "good": [[1], [2]], "alone": [[3]]}.items():
