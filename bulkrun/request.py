@@ -7,7 +7,7 @@ else; `bulkrun.launch` is the one module that knows both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
@@ -174,6 +174,14 @@ class EngineStats:
     num_output_tokens: int = 0
     num_forced_tokens: int = 0  # of those, the ones that a constraint alone decided, without a step
     num_preemptions: int = 0
+
+    def counted_after(self, before: EngineStats) -> EngineStats:
+        """These levels, and the counters of both: this engine came after that one."""
+        counters = (one.name for one in fields(self) if one.name not in _LEVELS)
+        return replace(self, **{name: getattr(self, name) + getattr(before, name) for name in counters})
+
+
+_LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
 
 class Engine(Protocol):

@@ -50,6 +50,7 @@ class EngineRunner:
         self._engine, self._rebuild, self._flight, self.adapter = engine, rebuild, flight, adapter
         self._deadline, self._failed, self._is_lost, self._is_loaded = deadline, failed, False, True
         self._failure = ""  # of the engine before
+        self._before = EngineStats()  # what engines that went have counted
         self.isolation = Isolation()
         self.in_flight: dict[str, Generation] = {}
 
@@ -69,8 +70,8 @@ class EngineRunner:
 
     @property
     def stats(self) -> EngineStats:
-        """The current engine's counters; a new engine counts from zero."""
-        return self._engine.stats() if self._is_loaded else EngineStats()
+        """Levels of the engine at hand, and what it and those before it have counted."""
+        return self._engine.stats().counted_after(self._before) if self._is_loaded else self._before
 
     @property
     def tokens_in_flight(self) -> int:
@@ -172,7 +173,7 @@ class EngineRunner:
             ) from error
 
     def _load(self, adapter: str) -> None:
-        self._is_loaded = False
+        self._before, self._is_loaded = EngineStats().counted_after(self.stats), False
         del self._engine  # a GPU has no room for two
         self._engine = self._rebuild(adapter)
         self._is_loaded, self.adapter = True, adapter

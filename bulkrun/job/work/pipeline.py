@@ -63,7 +63,6 @@ class Pipeline:
         if generations and generations[0].adapter != self.engine.adapter:
             began = time.monotonic()
             self.engine.change_adapter(generations[0].adapter)
-            self.progress.engine_replaced()
             self.deadline.load_s = time.monotonic() - began
             self._log("adapter_loaded", adapter=self.engine.adapter, load_s=round(self.deadline.load_s, 3))
         self.engine.admit(generations)
@@ -97,4 +96,3 @@ class Pipeline:
 
     def _engine_failed(self, kind: str, in_flight: int) -> None:
         self._log("engine_failed", error=kind, in_flight=in_flight)
-        self.progress.engine_replaced()

@@ -140,7 +140,7 @@ class WorkerProgress:
         self._committed += Tally(info.rows, info.error_rows, info.prompt_tokens, info.completion_tokens)
 
     def engine(self, stats: EngineStats) -> None:
-        """Levels and counters of the engine after a step."""
+        """Levels of the engine after a step, and what this worker's engines have counted since it began."""
         self._stats = stats
         now = self._clock()
         if now - self._window[-1].time >= _SAMPLE_EVERY_S:
@@ -148,10 +148,6 @@ class WorkerProgress:
             self._window.append(_Sample(now, self._computed.rows, prompt_tokens, stats.num_output_tokens))
         while len(self._window) > 2 and now - self._window[1].time >= WINDOW_S:
             self._window.popleft()
-
-    def engine_replaced(self) -> None:
-        """A new engine counts from zero, so the rates do too."""
-        self._window = deque([_Sample(self._clock(), self._computed.rows, 0, 0)])
 
     def snapshot(self, tokens_in_flight: int = 0) -> ProgressSnapshot:
         """The numbers now. `tokens_in_flight`: output tokens so far of the generations in the engine."""

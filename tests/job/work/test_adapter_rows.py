@@ -55,10 +55,14 @@ def test_each_row_runs_with_its_adapter_and_each_adapter_is_loaded_once(tmp_path
     run, record = enter(tmp_path, spec)
     write_plan(run, rows, SHARD_ROWS)
     runner = make_runner(run, record, spec, engines.make("poems"), rebuild_engine=engines.make, adapter="poems")
-    assert runner.run().totals is not None
+    totals = runner.run().totals
+    assert totals is not None
     assert results(tmp_path) == oracle(rows, spec)
     assert engines.made[0] == "poems" and sorted(engines.made) == sorted(NAMES), "each once"
-    assert [event["adapter"] for event in read_events(run) if event["event"] == "adapter_loaded"] == engines.made[1:]
+    events = list(read_events(run))
+    assert [event["adapter"] for event in events if event["event"] == "adapter_loaded"] == engines.made[1:]
+    computed = events[-1]["computed_prompt_tokens"], events[-1]["computed_output_tokens"]
+    assert computed == (totals.prompt_tokens, totals.completion_tokens), "by all engines, not by the last one"
 
 
 def test_an_engine_that_breaks_is_made_again_with_its_adapter(tmp_path: Path) -> None:
