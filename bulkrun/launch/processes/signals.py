@@ -90,6 +90,7 @@ class DrainOnSignal:
     def refuse_to_begin(self) -> None:
         """Raise Interrupted where a signal was heard already: a library swallowed it, or it is held back."""
         if self.received:
+            self._starting = False  # it is heard now: one that is held back would only be told once more
             raise Interrupted(self._while_starting())
 
     def hand_over(self, outer: object) -> None:

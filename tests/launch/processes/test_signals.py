@@ -232,6 +232,31 @@ except Interrupted as error:
     assert (ended.stdout, ended.returncode) == ("goes on\n", 75)
 
 
+def test_one_that_was_held_back_is_told_once() -> None:
+    script = """
+import os, signal, sys, time
+from bulkrun.errors import Interrupted
+from bulkrun.launch.processes.signals import drain_on_signal
+class Collected:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+try:
+    with drain_on_signal():
+        Collected()
+        try:
+            with drain_on_signal():
+                print("begins", flush=True)
+        except Interrupted as error:
+            print(error, flush=True)
+            time.sleep(0.2)
+            sys.exit(error.exit_code)
+except Interrupted as error:
+    print(error, flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.stdout, ended.returncode) == ("stopped by SIGTERM while starting; nothing was in flight\n", 75)
+
+
 def test_a_signal_that_meets_a_callback_of_a_weak_reference_ends_the_block_after_it() -> None:
     script = """
 import os, signal, sys, time, weakref
