@@ -33,7 +33,7 @@ from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import prepare
-from bulkrun.launch.processes.garbage import freeze_heap, release_garbage, spare_heap
+from bulkrun.launch.processes.garbage import end_quietly, freeze_heap, release_garbage, spare_heap
 from bulkrun.launch.processes.signals import DrainOnSignal, drain_on_signal
 from bulkrun.launch.processes.supervisor import Supervisor
 from bulkrun.request import Engine
@@ -123,12 +123,14 @@ def main(argv: list[str]) -> int:
             if supervisor.is_gone():
                 return Interrupted.exit_code
             record = read_own_record(run, options.run_id)
-            return work(run, record, Worker.this_process(options.id), supervisor, drain)
+            exit_code = work(run, record, Worker.this_process(options.id), supervisor, drain)
     except EngineLost as error:
         logging.getLogger(__name__).error("%s", error)
         return os.EX_SOFTWARE
     except (BulkrunError, OSError) as error:
-        return channel.tell(error)
+        exit_code = channel.tell(error)
+    end_quietly()
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.models.tiny_models import save_tiny_model
 
 _SCRIPT = """
@@ -59,6 +61,14 @@ assert gone() is None
 
 def test_no_full_collection_in_a_run_and_a_failed_engine_goes() -> None:
     subprocess.run([sys.executable, "-c", _SCRIPT], check=True, timeout=60)
+
+
+def test_what_is_set_aside_is_no_leak_when_the_process_ends() -> None:
+    """transformers and torch import Triton where it is installed; what it writes would end each worker's log."""
+    pytest.importorskip("triton")
+    script = "import triton; from bulkrun.launch.processes.garbage import *; freeze_heap(); end_quietly()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 _BROKEN_ENGINE = """
