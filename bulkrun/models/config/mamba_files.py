@@ -35,6 +35,7 @@ _OWN_NAMES_OF_MAMBA: Mapping[str, str] = {  # what Jamba and Granite call otherw
     "head_dim": "mamba_d_head",
     "n_groups": "mamba_n_groups",
 }
+_SIZES_OF_MAMBA = ("state_size", "conv_kernel", "time_step_rank", "n_groups")
 _MAMBA2_HEADS = {"num_heads": 128, "head_dim": 64}
 
 
@@ -132,6 +133,8 @@ def of_nemotron(raw: _Keys) -> _Keys:
     kinds = _nemotron_blocks(raw)
     if raw.get("moe_latent_size") or raw.get("n_group", 1) != 1:
         raise ModelError("moe_latent_size, and n_group other than 1, are not supported")
+    sizes = {theirs: int for theirs, default in _NEMOTRON_MAMBA.values() if not isinstance(default, bool)}
+    _check_own(raw, {**sizes, "layer_norm_epsilon": float})
     return {
         **raw,
         "num_hidden_layers": len(kinds),
@@ -157,6 +160,7 @@ def _every(raw: _Keys, kind: str, period: int, offset: int) -> list[bool]:
 
 def _states_alone(raw: _Keys, num_layers: int, inner_size: int) -> dict[str, Any]:
     """Of a model whose layers are one block each that keeps a state: so many, where the file says nothing."""
+    _check_own(raw, {**dict.fromkeys(_SIZES_OF_MAMBA, int), "layer_norm_epsilon": float})
     keys = {_OWN_NAMES_OF_MAMBA.get(name, name): value for name, value in raw.items()}
     num_layers = len(layers_of({"num_hidden_layers": num_layers, **keys}))
     heads = {"num_attention_heads": 1, "num_key_value_heads": None, "head_dim": 2}  # of none
@@ -168,6 +172,13 @@ def _states_alone(raw: _Keys, num_layers: int, inner_size: int) -> dict[str, Any
         "linear_layers": [True] * num_layers,
         "mlp_alone": [False] * num_layers,
     }
+
+
+def _check_own(raw: _Keys, kinds: Mapping[str, type[int] | type[float]]) -> None:
+    """Raise ModelError for what is no number of its kind, by the file's own name: behind this it has another one."""
+    for name, kind in kinds.items():
+        if name in raw and (name, raw[name]) != ("time_step_rank", "auto"):
+            check_number(name, raw[name], kind)
 
 
 def _mamba_head_dim(raw: _Keys, inner_size: int | None = None) -> int:
