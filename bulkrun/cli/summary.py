@@ -23,10 +23,11 @@ def facts_of(found: RunStatus) -> dict[str, str]:
     """What `status` and `report` both say of a run."""
     total = "? (still planning)" if found.rows_total is None else count(found.rows_total)
     out = f", {count(found.completion_tokens)} out" if found.task == "generate" else ""
+    each = f" ({found.samples} samples of each)" if found.samples > 1 else ""
     facts = {
         "run": f"{found.root} ({found.name})",
         "state": found.state + (f": {found.message}" if found.message else ""),
-        "rows": f"{count(found.rows_done)} of {total}, {count(found.error_rows)} with errors",
+        "rows": f"{count(found.rows_done)} of {total}{each}, {count(found.error_rows)} with errors",
         "tokens": f"{count(found.prompt_tokens)} in{out} (committed)",
     }
     if found.random_weights:

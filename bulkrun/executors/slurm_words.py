@@ -30,7 +30,7 @@ _ENDED = {
     "BOOT_FAIL": "its node did not start",
     "DEADLINE": "the deadline that it was given passed",
     "PREEMPTED": "a job with a higher priority took its place",
-    "CANCELLED": "scancel or an administrator took it out of the queue",
+    "CANCELLED": "bulkrun cancel, scancel or an administrator took it out of the queue",
     "REVOKED": "a sibling of it runs on another cluster",
     "FAILED": "its script ended with an error",
 }

@@ -37,6 +37,12 @@ def test_a_person_sees_rows_lengths_errors_and_workers(run: Path) -> None:
         assert f"\n{heading}" in said
 
 
+def test_rows_of_several_samples_are_told_as_such(tmp_path: Path) -> None:
+    start(tmp_path, make_rows(30, error_every=0), job(tmp_path, n=2))
+    status = CliRunner().invoke(main, ["status", str(tmp_path)], catch_exceptions=False).stdout
+    assert all("60 of 60 (2 samples of each), 0 with errors" in said for said in (report(tmp_path), status))
+
+
 def test_programs_get_the_same_as_json(run: Path) -> None:
     found = json.loads(report(run, "--json"))
     assert found["errors"]["counts"] == {"bad_input": 1} and found["status"]["rows_done"] == 31

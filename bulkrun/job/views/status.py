@@ -89,6 +89,7 @@ class RunStatus:
     duplicate_ids: int = 0
     random_weights: bool = False
     task: Task = "generate"
+    samples: int = 1
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -126,6 +127,7 @@ def read_status(run: RunDir) -> RunStatus:
         duplicate_ids=totals.duplicate_ids if totals else plan.duplicate_ids,
         random_weights=record.has_random_weights,
         task=record.task,
+        samples=record.samples,
     )
 
 

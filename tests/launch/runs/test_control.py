@@ -84,7 +84,7 @@ def test_what_the_queue_says_of_a_run_counts_more_than_a_worker_that_is_silent_o
     [
         ("TIMEOUT", "", "Slurm job 7 ended: 1 of 2 TIMEOUT, it was ended at its time limit; a longer slurm.time"),
         (None, "bulkrun-q|NODE_FAIL\nbulkrun-q|COMPLETED", "Slurm job 7 ended: 1 of 2 NODE_FAIL, its node failed"),
-        (None, "bulkrun-q|CANCELLED by 1000", "Slurm job 7 ended: CANCELLED, scancel or an administrator took it"),
+        (None, "bulkrun-q|CANCELLED by 1000", "Slurm job 7 ended: CANCELLED, bulkrun cancel, scancel or an admin"),
         (None, "another|NODE_FAIL", None),  # whose id this is now
         (None, None, None),
     ],
