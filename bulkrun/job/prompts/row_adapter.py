@@ -60,7 +60,8 @@ def _of_line(spec: JobSpec, columns: Sequence[str]) -> tuple[str, _Given]:
 def _named(value: Any, spec: JobSpec) -> str | None:
     """The adapter that a value names, None for none. Raises ValueError for what is none.
 
-    An integer is a name, too, also as the double that one null makes of it (in pandas, or in JSON).
+    An integer is a name, too, also as the double that one null makes of it (in pandas, or in JSON), and as that one's
+    text (in the CSV that pandas writes).
     """
     is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
     name = str(int(value)) if is_whole else value
@@ -68,6 +69,8 @@ def _named(value: Any, spec: JobSpec) -> str | None:
         return None
     if isinstance(name, str) and name in spec.engine.adapters:
         return name
+    if isinstance(name, str) and (whole := name.removesuffix(".0")).isdecimal() and whole in spec.engine.adapters:
+        return whole
     near = did_you_mean(name, spec.engine.adapters) if isinstance(name, str) else ""
     known = shortened(", ".join(spec.engine.adapters), _SHOWN_CHARS)
     raise ValueError(f"{shown(value)} is none of engine.adapters; {near or f'there are: {known}'}")

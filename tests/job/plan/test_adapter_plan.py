@@ -81,6 +81,13 @@ def test_so_do_integers(tmp_path: Path) -> None:
     assert [own_values(row["overrides"]).adapter for row in read_rows(tmp_path / "run")] == ["7", ""]
 
 
+def test_so_does_their_text_as_pandas_writes_a_column_with_a_null_to_csv(tmp_path: Path) -> None:
+    planned(tmp_path, {"text": ["a", "b", "c", "d"], "lora": ["7.0", "", "legal.0", "8.0"]})
+    rows = read_rows(tmp_path / "run")
+    assert [own_values(row["overrides"]).adapter for row in rows[:2]] == ["7", ""]
+    assert [row["error_code"] for row in rows] == [None, None, "bad_input", "bad_input"]
+
+
 def test_an_adapter_stands_beside_a_rows_own_sampling_values_and_its_budget(tmp_path: Path) -> None:
     columns = {"text": ["ab", "ab"], "lora": ["legal", None], "t": [0.5, 0.5]}
     sampling = {"per_row": {"temperature": "t"}}
