@@ -77,6 +77,9 @@ def print_probe(probe: Probe, spec: JobSpec) -> None:
     took = f"{counted(probe.rows, 'row')} in {duration(probe.seconds)}, after {duration(probe.load_s)} of loading"
     takes = f"about {duration(seconds.likely)} ({duration(seconds.low)} to {duration(seconds.high)})"
     facts = {"probe": took, "time": f"{takes}, by one worker on this machine as it is now"}
+    if probe.num_adapters > 1:
+        more = f"{counted(probe.num_adapters - 1, 'more load')} of the model on top; the probe ran with "
+        facts["adapters"] = f"{more}{probe.adapter or 'none'}, outputs of others may have other lengths"
     if spec.generates:
         facts["output tokens"] = f"about {count(tokens.likely)} ({count(tokens.low)} to {count(tokens.high)})"
     print_facts(facts)
@@ -85,7 +88,8 @@ def print_probe(probe: Probe, spec: JobSpec) -> None:
 def json_of_probe(probe: Probe) -> dict[str, Any]:
     """The same for programs: seconds and tokens of the whole job as likely, low and high."""
     ranges = {name: value._asdict() for name, value in vars(probe.forecast).items()}
-    return {"rows": probe.rows, "seconds": probe.seconds, "load_s": probe.load_s, "job": ranges}
+    loading = {"load_s": probe.load_s, "num_adapters": probe.num_adapters}
+    return {"rows": probe.rows, "seconds": probe.seconds, **loading, "job": ranges}
 
 
 def print_row(row: PreviewedRow) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,18 @@ def test_a_preview_runs_each_row_with_its_adapter(
     shown = [row.response for row in preview_job(spec, 3)]
     assert shown == [answers["legal"][0], answers["poems"][0], answers[None][0]]
     assert check_job(spec)["adapters"] == "legal, poems"
+
+
+def test_a_probe_runs_the_adapter_of_most_rows_and_says_how_many_loads_there_are(
+    adapters: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(job_with(adapters, tmp_path, device="cpu")))
+    rows = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().splitlines()]
+    more = [row | {"text": f"{row['text']} # {n}"} for n in range(2) for row in rows if row["lora"] == "poems"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + more))
+    said = CliRunner().invoke(main, ["plan", str(file), "--probe", "1"], catch_exceptions=False).output
+    assert re.search(r"\nadapters +2 more loads of the model on top; the probe ran with poems, outputs", said), said
 
 
 def test_the_models_own_tokenizer_beside_an_adapter_is_fine_and_another_one_is_told(

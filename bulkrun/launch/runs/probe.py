@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,22 +25,30 @@ _WARM_UP_S = 1.0  # of the first steps, which touch memory and compile
 
 @dataclass(frozen=True)
 class Probe:
-    """What a probe of `rows` rows in `seconds` says of the whole job; `load_s` is what the engine took to load."""
+    """What a probe of `rows` rows in `seconds` says of the whole job; `load_s` is what the engine took to load.
+
+    Rows name `num_adapters`, none counted as one: so often one worker loads the model. All of them ran with `adapter`.
+    """
 
     rows: int
     seconds: float
     load_s: float
     forecast: Forecast
+    num_adapters: int
+    adapter: str
 
 
 def probe_job(prepared: PreparedJob, counters: PlanCounters, sample: RowSample, seconds: float) -> Probe | None:
     """Run the sample of a plan that has these counters for about so long; None where no row can run."""
     spec = prepared.spec
-    requests = list(_requests(sample.rows(), spec))
-    if not requests:
+    rows = sample.rows()
+    if not rows:
         return None
+    requests, adapters = list(_requests(rows, spec)), Counter(own_values(row["overrides"]).adapter for row in rows)
+    # Rows are as fast with any adapter, but each has outputs of its own lengths.
+    [(adapter, _)] = adapters.most_common(1)
     began = time.perf_counter()
-    engine = engine_factory(prepared)("")  # rows are as fast with any adapter
+    engine = engine_factory(prepared)(adapter)
     loaded = time.perf_counter()
     tried = _Trial(engine, requests, seconds)
     generations = (
@@ -51,7 +60,8 @@ def probe_job(prepared: PreparedJob, counters: PlanCounters, sample: RowSample, 
         prompt_tokens=counters.unique_prompt_tokens - counters.shared_prefix_tokens,
         generations=generations,
     )
-    return Probe(len(tried.outputs) // spec.sampled.generations, time.perf_counter() - loaded, loaded - began, found)
+    num_rows, seconds = len(tried.outputs) // spec.sampled.generations, time.perf_counter() - loaded
+    return Probe(num_rows, seconds, loaded - began, found, len(adapters), adapter)
 
 
 def _requests(rows: Sequence[dict[str, Any]], spec: JobSpec) -> Iterator[Request]:
