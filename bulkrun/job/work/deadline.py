@@ -1,8 +1,8 @@
 """A worker that knows its end: which rows can still finish, and when it is time to stop and save.
 
-A row's time is guessed from the tokens it may still generate and the seconds that a token of one sequence took lately.
-Rows that cannot finish are left for the next start, which costs nothing; what runs when time is up is saved in the
-middle of its output. Knows no engine and no files.
+A row's time is guessed from the tokens it may still generate, or the texts that it has, and the seconds that a step
+took lately. Rows that cannot finish are left for the next start, which costs nothing; what runs when time is up is
+saved in the middle of its output. Knows no engine and no files.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Deadline:
         """Whether it is time to stop and save."""
         return self._deadline is not None and self._clock() >= self._deadline - SAVE_S
 
-    def fits(self, output_tokens: float, *, loads: bool = False) -> bool:
-        """Whether a row that starts now and generates so many tokens would finish in time.
+    def fits(self, steps: float, *, loads: bool = False) -> bool:
+        """Whether a row that starts now and takes so many steps, one for each token, would finish in time.
 
         `loads`: once the model is loaded for it.
         """
         if self._deadline is None:
             return True
-        takes = output_tokens * self._step_s + (self.load_s if loads else 0.0)
+        takes = steps * self._step_s + (self.load_s if loads else 0.0)
         fits = self._clock() + takes <= self._deadline - SAVE_S
         self.left_some |= not fits
         return fits

@@ -37,6 +37,11 @@ class Generation:
         """Places that it takes in an engine: a request of several texts has one for each."""
         return len(self.request.parts) or 1
 
+    def steps_left(self, mean_output: float, max_num_seqs: int) -> float:
+        """Of an engine, until it ends: one for each token of an output of that length, or those that its texts take."""
+        tokens = min(self.request.sampling.max_tokens, mean_output) - len(self.request.output_token_ids)
+        return max(tokens, self.num_texts / max_num_seqs) if self.request.parts else tokens
+
 
 @dataclass(frozen=True)
 class ShardWork:

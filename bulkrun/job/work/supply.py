@@ -94,8 +94,7 @@ class Supply:
 
     def _fits(self, generation: Generation) -> bool:
         """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
-        tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
-        left = tokens - len(generation.request.output_token_ids)
+        left = generation.steps_left(self._progress.mean_output, self._engine.max_num_seqs)
         return self._pipeline.deadline.fits(left, loads=generation.adapter != self._engine.adapter)
 
     def _read_shard(self, shard: int) -> ShardWork:

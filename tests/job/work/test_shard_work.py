@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bulkrun.job.store.journal import JournalWriter, PartialRecord
-from bulkrun.job.work.shard_work import open_shard
+from bulkrun.job.work.shard_work import Generation, open_shard
+from bulkrun.request import Request, SamplingParams
 from tests.job.small_runs import Row, enter, job, write_plan
 
 
@@ -23,3 +24,15 @@ def test_a_saved_output_leaves_at_least_one_token_to_generate(
     JournalWriter(run.journal_file(0, "before")).append([PartialRecord((0,), 0, (1, 2, 3, 4, 5))])
     [generation] = open_shard(run, 0, job(tmp_path, max_tokens=max_tokens).sampling).generations
     assert generation.request.output_token_ids == resumed
+
+
+@pytest.mark.parametrize(
+    ("parts", "max_tokens", "done", "steps"),
+    [((), 9, (), 5), ((), 3, (), 3), ((), 9, (1, 2), 3), ((1, 1), 1, (), 1), ((1,) * 80, 1, (), 10)],
+)
+def test_a_row_takes_a_step_for_each_token_and_for_as_many_texts_as_run_at_once(
+    parts: tuple[int, ...], max_tokens: int, done: tuple[int, ...], steps: float
+) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    request = Request("a", (1,) * max(1, len(parts)), params, output_token_ids=done, parts=parts)
+    assert Generation(request, 0, (0,), 0).steps_left(mean_output=5, max_num_seqs=8) == steps
