@@ -1,6 +1,6 @@
 """One failing file-system operation, for every operation of a run: a clean error, then a resume that ends right.
 
-    python -m tests.campaigns.fault [--every K] [--kind text|vectors|labels|calls]
+    python -m tests.campaigns.fault [--every K] [--kind text|vectors|lists|labels|calls]
 
 The faults: EIO before the operation, EIO after it (done, but the reply is lost), EDQUOT before it, a disk that is full
 from that operation on, and one that is read-only from there on (as ext4 makes itself where it finds an error). Prints
@@ -38,7 +38,7 @@ class Found:
 
 def submit(kind: Kind, out: Path) -> None:
     spec, engine = kind.job(out, checkpoint_every=0.001), kind.make_engine()
-    start(out, make_rows(ROWS), spec, shard_rows=SHARD_ROWS, engine=engine, ttl_s=0.2, heartbeat_s=60.0)
+    start(out, kind.rows(make_rows(ROWS)), spec, shard_rows=SHARD_ROWS, engine=engine, ttl_s=0.2, heartbeat_s=60.0)
 
 
 def with_fault(scratch: Path, out: Path, number: int, error: str, when: str, kind: Kind, found: Found) -> None:

@@ -1,7 +1,7 @@
 """Kill campaign: workers on one run are killed with -9 (or asked to stop) at random moments until it is finished.
 
     python -m tests.campaigns.kill --kills 300 [--workers 3] [--rows 600] [--seed 0] [--terms 0.3] [--stops 0.1]
-        [--kind text|vectors|labels|calls]
+        [--kind text|vectors|lists|labels|calls]
 
 Runs are of all kinds (`kinds`) unless one is named. Every run must end with each row exactly once and equal to the
 oracle, and DuckDB must read `OUT/*.parquet` at every moment between. Prints one JSON line.
@@ -31,7 +31,7 @@ from tests.campaigns.worker import wrong
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD_EXITS = (0, 3, 75, -signal.SIGKILL, -signal.SIGTERM)
-STEP_S = {"vectors": "0.05", "labels": "0.05"}  # a row is one step there
+STEP_S = {"vectors": "0.05", "lists": "0.05", "labels": "0.05"}  # a row is one step there
 
 
 @dataclass

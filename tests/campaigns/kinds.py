@@ -1,4 +1,5 @@
-"""What the runs of a campaign compute: text, vectors, labels, or calls of tools behind thoughts; each with its oracle.
+"""What the runs of a campaign compute: text, vectors, lists of vectors, labels, or calls of tools behind thoughts; each
+with its oracle.
 
 The rows and their plan are those of `small_runs`; what an answer must hold comes from the fake model's rule alone.
 """
@@ -7,16 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from bulkrun.engine.parts_engine import PartsEngine
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.request import Request
+from bulkrun.job.prompts.own_values import PARTS
+from bulkrun.request import Engine, Request
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder, FakeEngine, decode, expected_tokens, expected_vector
 from tests.job.small_runs import Row
 
@@ -26,13 +29,15 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """`columns` are those of an answer; `answer` is what the request of a row must give in them."""
+    """`columns` are those of an answer; `answer` is what the request of a row must give in them. `divides`: a row of
+    several tokens is two texts."""
 
     sections: Mapping[str, Any]
-    engine: Callable[..., FakeEngine]
+    engine: Callable[..., Engine]
     columns: tuple[str, ...]
     answer: Callable[[Request], Values]
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
+    divides: bool = False
 
     def job(self, out: Path, **run: Any) -> JobSpec:
         given = {"checkpoint_every": 0.05, "max_error_rate": 1.0, **run}
@@ -48,18 +53,29 @@ class Kind:
             }
         )
 
-    def make_engine(self, max_num_seqs: int = 4, *, step_s: float = 0.0) -> FakeEngine:
+    def rows(self, rows: list[Row]) -> list[Row]:
+        """The rows as the plan of such a job has them."""
+        if not self.divides:
+            return rows
+        lengths = [[1, len(row.token_ids or ()) - 1] for row in rows]
+        return [
+            replace(row, overrides={PARTS: parts}) if parts[1] > 0 else row
+            for row, parts in zip(rows, lengths, strict=True)
+        ]
+
+    def make_engine(self, max_num_seqs: int = 4, *, step_s: float = 0.0) -> Engine:
         return self.engine(max_num_seqs, step_s=step_s, **self.options)
 
     def oracle(self, rows: list[Row], spec: JobSpec) -> list[Values]:
         """The output rows of an unbroken run, in order."""
-        return [self._wanted(row, spec) for row in rows]
+        return [self._wanted(row, spec) for row in self.rows(rows)]
 
     def _wanted(self, row: Row, spec: JobSpec) -> Values:
         head = {"doc": f"text {row.row}", "row": row.row, "sample": 0, "error_code": row.error_code}
         if row.token_ids is None:
             return head | dict.fromkeys(self.columns)
-        return head | self.answer(Request("", row.token_ids, spec.sampling.to_params({}), 0))
+        parts = tuple((row.overrides or {}).get(PARTS, ()))
+        return head | self.answer(Request("", row.token_ids, spec.sampling.to_params({}), 0, parts=parts))
 
     def results(self, out: Path) -> list[Values]:
         """The same of the parts, by a plain read."""
@@ -74,6 +90,8 @@ def _plain(value: Any) -> Any:
         return value
     if any(isinstance(one, dict) for one in value):
         return [(call["name"], call["arguments"]) for call in value]
+    if any(isinstance(one, list) for one in value):
+        return list(map(_plain, value))
     return np.float32(value).tobytes()
 
 
@@ -83,6 +101,13 @@ def _text(request: Request) -> Values:
 
 def _vector(request: Request) -> Values:
     return {"embedding": expected_vector(request.prompt_token_ids)}
+
+
+def _vectors(request: Request) -> Values:
+    ids, texts = request.prompt_token_ids, [request.prompt_token_ids]
+    if request.parts:
+        texts = [ids[: request.parts[0]], ids[request.parts[0] :]]
+    return {"embeddings": list(map(expected_vector, texts))}
 
 
 def _label(request: Request) -> Values:
@@ -116,6 +141,13 @@ _OF_VECTORS = {"pooling": "mean", "normalize": True, "dimensions": VECTOR_NUMBER
 KINDS: Mapping[str, Kind] = {
     "text": Kind({"sampling": _GREEDY}, FakeEngine, ("response",), _text),
     "vectors": Kind({"task": "embed", "embedding": _OF_VECTORS}, FakeEmbedder, ("embedding",), _vector),
+    "lists": Kind(
+        {"task": "embed", "embedding": _OF_VECTORS, "prompt": {"column": "doc", "text_lists": True}},
+        lambda *given, **options: PartsEngine(FakeEmbedder(*given, **options), "text"),
+        ("embeddings",),
+        _vectors,
+        divides=True,
+    ),
     "labels": Kind(
         {"task": "classify", "classification": {"activation": "none", "labels": LABELS}},
         FakeEmbedder,

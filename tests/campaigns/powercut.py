@@ -1,7 +1,7 @@
 """Power cut after every file-system operation of a run, and what a resume makes of what is left.
 
     python -m tests.campaigns.powercut [--recipe right|no_fsync|no_dir_fsync|rename_only|no_journal_sync] [--every K]
-        [--kind text|vectors|labels|calls]
+        [--kind text|vectors|lists|labels|calls]
 
 For each cut and variant: no torn part is visible, everything acknowledged is still there (committed parts, synced
 journal records, `_SUCCESS`), and the same command continues to the oracle's result. The broken recipes must be caught.
@@ -59,7 +59,7 @@ class Found:
 
 def submit(kind: Kind, out: Path, **options: Any) -> None:
     spec = kind.job(out, checkpoint_every=0.001)
-    start(out, make_rows(ROWS), spec, shard_rows=SHARD_ROWS, engine=kind.make_engine(), **options)
+    start(out, kind.rows(make_rows(ROWS)), spec, shard_rows=SHARD_ROWS, engine=kind.make_engine(), **options)
 
 
 def acknowledge(mount: Path, name: str) -> None:

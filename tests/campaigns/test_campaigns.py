@@ -28,7 +28,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 needs_fuse = pytest.mark.skipif(why_no_fuse() is not None, reason=why_no_fuse() or "")
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(1, "vectors"), (2, "text")])
+@pytest.mark.parametrize(("workers", "kind"), [(1, "vectors"), (2, "text"), (2, "lists")])
 def test_killed_workers_leave_every_row_exactly_once(tmp_path: Path, workers: int, kind: str) -> None:
     command = ["--kills", "4", "--workers", str(workers), "--rows", "150", "--max-life", "1.2", "--seed", str(workers)]
     command += ["--kind", kind]

@@ -44,7 +44,7 @@ def work(arguments: argparse.Namespace, stop: threading.Event) -> RunOutcome:
     engine = KINDS[arguments.kind].make_engine(arguments.max_num_seqs, step_s=arguments.step_s)
     return start(
         arguments.out,
-        campaign_rows(arguments.rows),
+        KINDS[arguments.kind].rows(campaign_rows(arguments.rows)),
         campaign_job(arguments.out, arguments.kind, arguments.n),
         shard_rows=arguments.shard_rows,
         engine=engine,
