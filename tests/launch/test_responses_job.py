@@ -9,13 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
 from openai.types.responses import Response
 
-from bulkrun.cli import main
-from tests.launch.one_process import one_process, own_engine
+from tests.launch.whole_jobs import cli
 from tests.text.tool_templates import HERMES
 
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
@@ -91,13 +89,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("hermes.jinja").write_text(HERMES)
     return tmp_path
-
-
-def cli(*words: str, ends_with: int = 0) -> Result:
-    with one_process(own_engine):
-        result = CliRunner().invoke(main, [*words], catch_exceptions=False)
-    assert result.exit_code == ends_with, result.output
-    return result
 
 
 def write(name: str, lines: list[dict[str, Any]]) -> None:

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
-import bulkrun
-from bulkrun.cli import main
 from bulkrun.errors import JobFileError
-from tests.launch.one_process import one_process, own_engine
+from tests.launch.whole_jobs import cli, lines_of, rows_of
 from tests.models.tiny_pairs import pair_logits, save_pair_classifier
 
 ROOT = Path(__file__).parent.parent.parent
@@ -78,24 +74,6 @@ def job_over(model: Path, **sections: Any) -> dict[str, Any]:
         "run": {"max_error_rate": 1, "on_too_long": "truncate_right"},
         **sections,
     }
-
-
-def cli(*arguments: str, ends_with: int = 0) -> Result:
-    with one_process(own_engine):
-        result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-    assert result.exit_code == ends_with, result.output
-    return result
-
-
-def lines_of(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
-def rows_of(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    with one_process(own_engine):
-        done = bulkrun.run_job(job)
-    rows = [row for part in done.run.parts().values() for row in pq.read_table(part).to_pylist()]
-    return {row["custom_id"]: row for row in rows}
 
 
 def test_every_score_is_the_models_own_of_its_pair_and_a_bad_line_costs_no_other(model: Path, folder: Path) -> None:

@@ -7,15 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 from transformers import AutoTokenizer
 
-import bulkrun
-from bulkrun.cli import main
 from bulkrun.errors import ResumeError
-from tests.launch.one_process import one_process, own_engine
+from tests.launch.whole_jobs import cli, lines_of, rows_of
 from tests.models.tiny_encoders import save_tiny_encoder, write_modules
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all"]
@@ -70,20 +66,6 @@ def job_over(model: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-def cli(*arguments: str, ends_with: int = 0) -> Result:
-    with one_process(own_engine):
-        result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-    assert result.exit_code == ends_with, result.output
-    return result
-
-
-def rows_of(job: dict[str, Any], key: str = "custom_id") -> dict[str, dict[str, Any]]:
-    with one_process(own_engine):
-        done = bulkrun.run_job(job)
-    rows = [row for part in done.run.parts().values() for row in pq.read_table(part).to_pylist()]
-    return {row[key]: row for row in rows}
-
-
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """The vector of each text, from a job of one text a row."""
@@ -131,7 +113,7 @@ def test_a_column_of_lists_does_as_well(model: Path, folder: Path, alone: dict[s
 def test_a_batch_goes_back_as_openai_writes_it(model: Path, folder: Path, alone: dict[str, list[float]]) -> None:
     rows_of(job_over(model))
     cli("export", "out", "--format", "openai", "-o", "a.jsonl")
-    lines = [json.loads(line) for line in Path("a.jsonl").read_text().splitlines()]
+    lines = lines_of("a.jsonl")
     assert [line["custom_id"] for line in lines] == GOOD
     for line in lines:
         data = line["response"]["body"]["data"]
