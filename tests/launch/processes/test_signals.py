@@ -211,14 +211,20 @@ def test_an_import_ends_before_the_signal_does_its_work(tmp_path: Path) -> None:
     assert ended.returncode == 75
 
 
-def test_a_signal_that_a_library_swallowed_ends_the_block_inside() -> None:
-    script = """
-import os, signal, sys
+COLLECTED = """
+import os, signal, sys, time
 from bulkrun.errors import Interrupted
 from bulkrun.launch.processes.signals import drain_on_signal
 class Collected:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_that_a_library_swallowed_ends_the_block_inside() -> None:
+    script = (
+        COLLECTED
+        + """
 try:
     with drain_on_signal():
         Collected()
@@ -228,18 +234,15 @@ try:
 except Interrupted as error:
     sys.exit(error.exit_code)
 """
+    )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     assert (ended.stdout, ended.returncode) == ("goes on\n", 75)
 
 
 def test_one_that_was_held_back_is_told_once() -> None:
-    script = """
-import os, signal, sys, time
-from bulkrun.errors import Interrupted
-from bulkrun.launch.processes.signals import drain_on_signal
-class Collected:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGTERM)
+    script = (
+        COLLECTED
+        + """
 try:
     with drain_on_signal():
         Collected()
@@ -253,6 +256,7 @@ try:
 except Interrupted as error:
     print(error, flush=True)
 """
+    )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     assert (ended.stdout, ended.returncode) == ("stopped by SIGTERM while starting; nothing was in flight\n", 75)
 
