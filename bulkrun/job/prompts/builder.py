@@ -159,12 +159,12 @@ class PromptBuilder:
         return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), pairs)
 
     def _render_texts(self, texts: Sequence[str]) -> RenderedPrompt | RowError:
-        """A row of several texts, each as one that is embedded alone."""
-        asks = [Ask([{"role": "user", "content": text}], raw=True) for text in texts]
-        made = [
-            RenderedPrompt(self._before + text, NO_OUTPUT, raw=True, frame=partial(self._frame, ask))
-            for text, ask in zip(texts, asks, strict=True)
-        ]
+        """A row of several texts, each as one that is embedded alone.
+
+        What stands around a text is the same for all: a batch of short ones has hundreds of thousands of them.
+        """
+        frame = partial(self._frame, Ask([{"role": "user", "content": ""}], raw=True))
+        made = [RenderedPrompt(self._before + text, NO_OUTPUT, raw=True, frame=frame) for text in texts]
         return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, texts=tuple(made))
 
     def _is_raw(self, ask: Ask) -> bool:

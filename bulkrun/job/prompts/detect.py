@@ -40,17 +40,31 @@ def json_text_columns(spec: JobSpec, columns: Mapping[str, Shape]) -> list[str]:
     Those of a batch line (bodies), and those with a row's own schema, biases or stop strings: one type for all lines
     would give a schema the keys of the others, and refuse or rewrite a string among lists. Messages where a sample of
     them has contents of text and of text parts: one type would refuse whichever is rarer; or where they call tools: one
-    type would give every call the arguments of all, or refuse objects among texts. So are lists of tools.
+    type would give every call the arguments of all, or refuse objects among texts. So are lists of tools. Texts that
+    are alone in some rows and listed in others: one type would refuse whichever is rarer.
     """
     batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
     own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop", "logit_bias")]
     own.append(spec.prompt.tools if isinstance(spec.prompt.tools, str) else None)
-    messages = _conversation_column(spec.prompt)
+    messages, texts = _conversation_column(spec.prompt), _column_of_lists(spec, columns)
     return [
         name
         for name, shape in columns.items()
-        if name in (*batch, *own) or (name == messages and (_has_text_and_parts(shape) or _has_calls(shape)))
+        if name in (*batch, *own)
+        or (name == messages and (_has_text_and_parts(shape) or _has_calls(shape)))
+        or (name == texts and _is_text_and_lists(shape))
     ]
+
+
+def _column_of_lists(spec: JobSpec, columns: Iterable[str]) -> str | None:
+    """The column of texts of which a row may have several."""
+    if not spec.prompt.text_lists:
+        return None
+    return spec.prompt.column or next((name for name in _telling(spec) if name in columns), None)
+
+
+def _is_text_and_lists(shape: Shape) -> bool:
+    return {"string", "list"} <= shape.counts.keys()
 
 
 def _conversation_column(prompt: PromptSpec) -> str | None:
@@ -61,7 +75,7 @@ def _conversation_column(prompt: PromptSpec) -> str | None:
 
 def _has_text_and_parts(messages: Shape) -> bool:
     content = messages.item and messages.item.fields.get("content")
-    return content is not None and {"string", "list"} <= content.counts.keys()
+    return content is not None and _is_text_and_lists(content)
 
 
 def _has_calls(messages: Shape) -> bool:

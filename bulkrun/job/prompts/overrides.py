@@ -172,7 +172,7 @@ def _check_parameters(functions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _texts(value: Any) -> str | list[str]:
-    listed = _as_list(value) if isinstance(value, str) else value
+    listed = as_list(value) if isinstance(value, str) else value
     strings = [value] if listed is None else listed
     if not isinstance(strings, list) or not all(
         isinstance(text, str) and text and is_unicode(text) for text in strings
@@ -183,7 +183,7 @@ def _texts(value: Any) -> str | list[str]:
 
 
 def _token_ids(value: Any) -> list[int | float]:
-    listed = _as_list(value) if isinstance(value, str) else value
+    listed = as_list(value) if isinstance(value, str) else value
     if not isinstance(listed, list):
         raise ValueError(f"{value!r} is not a list of token ids, as [5, 17]")
     return [_number(int, token_id) for token_id in listed]
@@ -199,7 +199,7 @@ def _biases(value: Any) -> dict[str, float]:
     return {str(token_id): _number(float, given[token_id]) for token_id in sorted(given, key=int)}
 
 
-def _as_list(text: str) -> list[Any] | None:
+def as_list(text: str) -> list[Any] | None:
     """The list that a text holds as JSON: how lists come where a column is text, as CSV's are and those of JSON lines
     that have lists in some rows and strings in others. None for any other text."""
     if not text.lstrip().startswith("["):

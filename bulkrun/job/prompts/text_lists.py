@@ -12,6 +12,7 @@ from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
+from bulkrun.job.prompts.overrides import as_list
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
@@ -24,9 +25,16 @@ def list_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list
         raise JobFileError([f"prompt.column: {unknown_column(name, columns)}"])
 
     def ask(row: Mapping[str, Any]) -> Ask | RowError:
-        return asked_texts(f"column {name!r}", row[name])
+        return asked_texts(f"column {name!r}", _listed(row[name]))
 
     return ask, [name]
+
+
+def _listed(value: Any) -> Any:
+    """The list that a text holds as JSON: how lists come where a column is text, as CSV's are and those of JSON lines
+    that have lists in some rows and texts in others."""
+    listed = as_list(value) if isinstance(value, str) else None
+    return value if listed is None else listed
 
 
 def asked_texts(place: str, given: Any) -> Ask | RowError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,18 @@ import pyarrow as pa
 import pytest
 
 from bulkrun.data.inputs.batch import InputBatch, Position
+from bulkrun.data.inputs.reader import open_input
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import job_of as job_from
 from bulkrun.job.plan.rows import fit_prompt
 from bulkrun.job.prompts.builder import PromptBuilder
-from bulkrun.job.prompts.detect import describe_prompt
-from bulkrun.job.prompts.encoder import Prompt
+from bulkrun.job.prompts.detect import describe_prompt, json_text_columns
+from bulkrun.job.prompts.encoder import Prompt, RenderedPrompt
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.prompts.own_values import own_values
 from bulkrun.request import RowError
 from tests.job.embedding_runs import embedding_job
-from tests.job.plan.planning import CharacterCodec, job
+from tests.job.plan.planning import CharacterCodec, job, write_jsonl
 
 CLS, SEP = 1, 2
 
@@ -177,6 +179,39 @@ def test_a_row_may_have_several_texts_each_behind_the_jobs_own() -> None:
 def test_a_row_with_a_text_that_says_nothing_is_an_error_that_names_it(value: Any, code: str, words: str) -> None:
     _, error = build([{"a": ["Hi"]}, {"a": value}], **LISTS)
     assert isinstance(error, RowError) and (error.code, error.message) == (code, words)
+
+
+def test_a_list_comes_as_json_where_the_column_is_text() -> None:
+    made = build([{"a": '["Hi", "Ho"]'}, {"a": "[sic] Hi"}, {"a": '["[\\"Hi\\"]"]'}], **LISTS)
+    assert list(map(texts, made)) == [["doc: Hi", "doc: Ho"], ["doc: [sic] Hi"], ['doc: ["Hi"]']]
+    bad, empty = build([{"a": '["Hi", null]'}, {"a": "[]"}], **LISTS)
+    assert isinstance(bad, RowError) and bad.message == "column 'a', text 1: null is not text"
+    assert isinstance(empty, RowError) and empty.code == "empty_prompt"
+    openai = build([line(input='["Hi", "Ho"]')], prompt={"text_lists": True}, embedding={"prompt": "doc: "})
+    assert list(map(texts, openai)) == [['doc: ["Hi", "Ho"]']]
+
+
+def test_lines_may_have_texts_in_some_rows_and_lists_in_others(tmp_path: Path) -> None:
+    """However rare either is: one type for the column would refuse it."""
+    for few, many in (("one text", ["a", "b"]), (["a", "b"], "one text")):
+        path = write_jsonl(tmp_path / "in.jsonl", [{"text": few}, *[{"text": many}] * 30])
+        for prompt in ({"column": "text", "text_lists": True}, {"text_lists": True}):
+            spec = embedding_job(path, Path("out"), input={"path": str(path)}, prompt=prompt)
+            with open_input(str(path), kept_as_text=partial(json_text_columns, spec)) as dataset:
+                [batch] = dataset.batches()
+            assert not batch.errors
+            made = PromptBuilder(spec, dataset.schema.names, TwoEnded()).build(batch)
+            assert [len(texts(each)) for each in made] == [len(few) if isinstance(few, list) else 1] + [
+                len(many) if isinstance(many, list) else 1
+            ] * 30
+
+
+def test_of_many_texts_nothing_is_kept_but_the_texts() -> None:
+    """A batch of short ones has hundreds of thousands."""
+    batch = InputBatch(Position(0, 0), pa.RecordBatch.from_pylist([{"a": [f"{n}" for n in range(2000)]}]))
+    builder = PromptBuilder(embedding_job(Path("x"), Path("out"), input={"path": "x"}, **LISTS), ["a"], TwoEnded())
+    [made] = builder.render(batch)
+    assert isinstance(made, RenderedPrompt) and len({id(each.frame) for each in made.texts}) == 1
 
 
 def test_each_of_several_texts_is_cut_for_itself() -> None:
