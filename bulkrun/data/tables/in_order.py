@@ -18,11 +18,13 @@ from bulkrun.data.tables.temporary_rows import TemporaryRows
 
 HELD_BYTES = 64 * 2**20  # of rows in memory
 NUM_PILES = 64
-SLICE_ROWS = 1024  # of what is yielded: callers make Python objects of it
+# Of what is yielded: callers make Python objects of it, which take some ten times its bytes where they are numbers.
+SLICE_ROWS = 1024
+SLICE_BYTES = 4 * 2**20  # a target, not a limit: rows are about alike, and one may be bigger
 
 
 def in_row_order(tables: Iterator[pa.Table], rows: range, folder: Path | None = None) -> Iterator[pa.Table]:
-    """All rows of `tables`, sorted, in tables of at most SLICE_ROWS rows.
+    """All rows of `tables`, sorted, in tables of at most SLICE_ROWS rows and about SLICE_BYTES.
 
     `rows` is a range that all row numbers are in. Temporary files go to `folder` (None: the system's place for them).
     Raises OSError where they cannot be written.
@@ -35,8 +37,9 @@ def in_row_order(tables: Iterator[pa.Table], rows: range, folder: Path | None = 
             return (yield from _by_piles(chain(held, tables), held[0].schema, rows, folder))
     if held:
         whole = pa.concat_tables(held).sort_by([("row", "ascending"), ("sample", "ascending")])
-        for start in range(0, whole.num_rows, SLICE_ROWS):
-            yield whole.slice(start, SLICE_ROWS)
+        at_once = max(1, min(SLICE_ROWS, SLICE_BYTES * whole.num_rows // max(1, whole.nbytes)))
+        for start in range(0, whole.num_rows, at_once):
+            yield whole.slice(start, at_once)
 
 
 def _by_piles(tables: Iterator[pa.Table], schema: pa.Schema, rows: range, folder: Path | None) -> Iterator[pa.Table]:

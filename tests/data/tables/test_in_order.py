@@ -68,6 +68,20 @@ def test_nothing_is_left_on_disk_even_when_the_reader_stops(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_large_rows_come_few_at_a_time() -> None:
+    """Lists of vectors are megabytes a row, and callers make Python's numbers of them."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 32 * 200_000, pa.float32()), 200_000)
+    columns = {
+        "row": range(32),
+        "sample": pa.array([0] * 32, pa.int32()),
+        "vectors": vectors.cast(pa.list_(pa.float32())),
+    }
+    large = pa.table(columns)
+    tables = list(in_row_order(iter([large]), range(32)))
+    assert [row for each in tables for row in each["row"].to_pylist()] == list(range(32))
+    assert max(each.nbytes for each in tables) <= in_order.SLICE_BYTES
+
+
 def test_no_tables_are_no_rows() -> None:
     assert keys_of(in_row_order(iter([]), range(1))) == []
 
