@@ -19,9 +19,9 @@ from bulkrun.job.prompts.response_tools import as_chat_tools
 
 def read_response(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask:
     """What a body without nulls asks; `calls`: what becomes of calls. Raises BadBody, naming the key."""
+    sampling = params.of_response(body)  # first: where there is no input, a chat's messages may be
     if "input" not in body:
         raise BadBody(f"body.input: missing; {RESPONSES_URL} needs a text or a list of items")
-    sampling = params.of_response(body)
     messages = [*_instructions(body), *read_input(body["input"])]
     offer = offer_of(as_chat_tools(body), calls)
     return chat_ask(messages, sampling, response_template_kwargs(body), offer, calls)

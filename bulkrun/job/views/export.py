@@ -133,7 +133,7 @@ class _Rows:
 
     def _has_responses(self) -> bool:
         """Whether a line is one of /v1/responses: of all others what was asked need not be read and sorted."""
-        if "url" not in self.schema.names:
+        if "url" not in self.schema.names or not _is_text(self.schema.field("url").type):
             return False
         urls = (table["url"].cast(pa.string()) for table in self._read(pa.schema([self.schema.field("url")])))
         return any(pc.any(pc.match_substring(column, RESPONSES_URL)).as_py() for column in urls)
@@ -160,6 +160,12 @@ class _Rows:
         if self._only == "all":
             return table
         return table.filter(pc.is_null(table["error_code"]) if self._only == "ok" else pc.is_valid(table["error_code"]))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds texts, as that of a batch's lines; others of its name may be anything."""
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(values) or pa.types.is_large_string(values))
 
 
 def _write_table(rows: _Rows, options: ExportOptions, stream: IO[bytes], report: ExportReport) -> None:

@@ -237,6 +237,7 @@ def test_what_asks_for_nothing_or_is_for_openais_service_changes_nothing() -> No
     ("given", "words"),
     [
         ({}, ["body.input: missing"]),
+        ({"messages": HELLO}, ["body.messages", "calls it input"]),
         ({"input": 5}, ["body.input: 5 is not a text or a list of items"]),
         ({"input": ["Hello"]}, ["body.input, item 0: 'Hello' is not {role: text, content: text}"]),
         ({"input": [{}]}, ["body.input, item 0", "has no type"]),
