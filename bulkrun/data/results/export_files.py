@@ -117,8 +117,8 @@ def _infinity(type_: pa.DataType) -> int:
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
-    """An object as a line of JSON (UTF-8)."""
-    return json_text(row).encode() + b"\n"
+    """An object as a line of JSON (UTF-8); half a surrogate pair, which UTF-8 has not, is its escape."""
+    return json_text(row).encode(errors="backslashreplace") + b"\n"
 
 
 def json_text(value: Any, *, ascii_only: bool = False) -> str:

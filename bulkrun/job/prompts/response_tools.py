@@ -43,7 +43,7 @@ def _tool(place: str, given: Any) -> _Tool:
     kind = given.get("type") if isinstance(given, dict) else None
     if isinstance(kind, str) and kind != "function":
         raise BadBody(f"{place}: a tool of type {shown(kind)} is not supported; only function is")
-    if kind is None or not isinstance(given.get("name"), str):
+    if not isinstance(kind, str) or not isinstance(given.get("name"), str):
         raise BadBody(f"{place}: {shown(given)} is not {_FORM}")
     function = {key: value for key, value in given.items() if key != "type" and value is not None}
     for key in [key for key in function if key not in _KEYS]:

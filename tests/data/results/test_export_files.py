@@ -46,6 +46,12 @@ def test_json_lines_keep_nested_values_and_have_no_nan() -> None:
     assert (lines[0]["raw"], lines[0]["price"], lines[0]["took"]) == ("AP8=", "1.50", 90.0)
 
 
+def test_half_a_surrogate_pair_is_its_escape() -> None:
+    """What a line of a batch asked is said again in its answer, and JSON's escapes can spell more than UTF-8."""
+    assert json_line({"metadata": {"\ud800ü": "a\udfff"}}) == b'{"metadata": {"\\ud800\xc3\xbc": "a\\udfff"}}\n'
+    assert json.loads(json_line({"a": "\ud800"})) == {"a": "\ud800"}
+
+
 def test_csv_has_a_header_json_text_for_nested_values_and_no_formulas() -> None:
     rows = list(csv.DictReader(io.StringIO(written(CsvSink, TABLE.schema).decode(), newline="")))
     assert [row["text"] for row in rows] == ['a "quoted"\nline', "", "'=1+1"]

@@ -299,6 +299,10 @@ def test_what_asks_for_nothing_or_is_for_openais_service_changes_nothing() -> No
         ({"input": "x", "tools": [FLAT, {"type": "web_search"}]}, ["body.tools: item 1", "'web_search'"]),
         ({"input": "x", "tools": [{"type": "mcp", "server_label": "a"}]}, ["body.tools: item 0", "'mcp'"]),
         ({"input": "x", "tools": [{"type": "custom", "name": "f"}]}, ["body.tools: item 0", "'custom'"]),
+        (
+            {"input": "x", "tools": [{"type": ["function"], "name": "f"}]},
+            ["body.tools: item 0", "{type: function, name"],
+        ),
         ({"input": "x", "tools": [TOOL]}, ["body.tools: item 0", "{type: function, name: text"]),
         ({"input": "x", "tools": [{**FLAT, "defer_loading": True}]}, ["item 0: defer_loading: True"]),
         ({"input": "x", "tools": [FLAT]}, ["body.tools", "sampling.tool_calls: {}"]),
