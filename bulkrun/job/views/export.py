@@ -89,6 +89,10 @@ def _usual(record: RunRecord) -> tuple[pa.Field, ...]:
     return usual_fields(record.task, text_lists=bool(record.job["prompt"].get("text_lists")))
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _refuse_labels(run: RunDir, record: RunRecord) -> None:
     """Raise UsageError for a job that classifies anything but lines of pairs, or whose results do not hold them."""
     if not record.job["prompt"].get("score_lines"):

@@ -72,6 +72,14 @@ def test_every_format_holds_the_same_rows(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("urls", [[["a"], ["b"]], [b"\xff", b"b"], [{"q": 1}, {"q": 2}], [1, 2]])
+def test_a_column_of_the_input_that_is_called_url_may_hold_anything(urls: list[Any], tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "in.parquet", {"text": ["a", "b"], "url": urls})
+    submit(planning_job(path, output={"path": str(tmp_path / "run")}))
+    text, report = export(RunDir(tmp_path / "run"), "openai")
+    assert report.rows == len(text.splitlines()) == 2
+
+
 @pytest.mark.parametrize("format_", ["openai", "jsonl", "csv", "parquet"])
 def test_a_full_disk_is_told_with_the_users_file_wherever_it_is_met(format_: Any, tmp_path: Path) -> None:
     run, _ = run_of(tmp_path)
