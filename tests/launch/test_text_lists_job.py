@@ -110,6 +110,14 @@ def test_a_column_of_lists_does_as_well(model: Path, folder: Path, alone: dict[s
         check(row, row["doc"], alone)
 
 
+def test_rows_of_one_text_stand_among_lists(model: Path, folder: Path, alone: dict[str, list[float]]) -> None:
+    """The column is one of text then, where lists are JSON."""
+    Path("in.jsonl").write_text("".join(json.dumps({"doc": name, "chunks": INPUTS[name]}) + "\n" for name in GOOD))
+    rows = rows_of(job_over(model, prompt={"column": "chunks", "text_lists": True}), key="doc")
+    for name in GOOD:
+        check(rows[name], name, alone)
+
+
 def test_a_batch_goes_back_as_openai_writes_it(model: Path, folder: Path, alone: dict[str, list[float]]) -> None:
     rows_of(job_over(model))
     cli("export", "out", "--format", "openai", "-o", "a.jsonl")

@@ -77,6 +77,20 @@ class JsonType:
 
 
 TEXT = JsonType("text")
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The list that a text holds as JSON: how lists come where a column is text, as CSV's are and those of JSON lines
+    that have lists in some rows and strings in others. None for any other text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return listed if isinstance(listed, list) else None
+
+
 _SCALARS: dict[pa.DataType, JsonType] = {
     pa.bool_(): JsonType("bool"),
     pa.int64(): JsonType("int"),

@@ -74,9 +74,9 @@ class PromptSpec(Section):
     )
     text_lists: bool = Field(
         False,
-        description="With task: embed, a row may have several texts: prompt.column holds texts or lists of them (as "
-        "JSON text too), or lines of an OpenAI batch have lists as their input. The column embeddings, a list of "
-        "vectors, stands in the place of embedding.",
+        description="With task: embed, a row may have several texts: prompt.column holds texts or lists of them (where "
+        "it is one of text, as a CSV's, those are JSON), or lines of an OpenAI batch have lists as their input. The "
+        "column embeddings, a list of vectors, stands in the place of embedding.",
     )
     system: str | None = Field(
         None, description="A system message put before the conversation (a template too). Default: none."

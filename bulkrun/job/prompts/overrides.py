@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.data.results.schema_check import check_schema
-from bulkrun.data.types.json_types import is_unicode
+from bulkrun.data.types.json_types import is_unicode, list_in
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.body_keys import BadBody
@@ -172,7 +172,7 @@ def _check_parameters(functions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _texts(value: Any) -> str | list[str]:
-    listed = as_list(value) if isinstance(value, str) else value
+    listed = list_in(value) if isinstance(value, str) else value
     strings = [value] if listed is None else listed
     if not isinstance(strings, list) or not all(
         isinstance(text, str) and text and is_unicode(text) for text in strings
@@ -183,7 +183,7 @@ def _texts(value: Any) -> str | list[str]:
 
 
 def _token_ids(value: Any) -> list[int | float]:
-    listed = as_list(value) if isinstance(value, str) else value
+    listed = list_in(value) if isinstance(value, str) else value
     if not isinstance(listed, list):
         raise ValueError(f"{value!r} is not a list of token ids, as [5, 17]")
     return [_number(int, token_id) for token_id in listed]
@@ -197,15 +197,3 @@ def _biases(value: Any) -> dict[str, float]:
     if not isinstance(given, dict) or not all(str(token_id).isdecimal() for token_id in given):
         raise ValueError(f'{value!r} is not a mapping of token ids to numbers, as {{"5": -100}}')
     return {str(token_id): _number(float, given[token_id]) for token_id in sorted(given, key=int)}
-
-
-def as_list(text: str) -> list[Any] | None:
-    """The list that a text holds as JSON: how lists come where a column is text, as CSV's are and those of JSON lines
-    that have lists in some rows and strings in others. None for any other text."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        listed = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return listed if isinstance(listed, list) else None

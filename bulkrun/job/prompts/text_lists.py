@@ -5,14 +5,14 @@ Knows no tokens and no bodies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bulkrun.data.types.json_types import is_unicode
+from bulkrun.data.types.json_types import is_unicode, list_in
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
-from bulkrun.job.prompts.overrides import as_list
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
@@ -25,16 +25,21 @@ def list_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list
         raise JobFileError([f"prompt.column: {unknown_column(name, columns)}"])
 
     def ask(row: Mapping[str, Any]) -> Ask | RowError:
-        return asked_texts(f"column {name!r}", _listed(row[name]))
+        return _in_column(f"column {name!r}", row[name])
 
     return ask, [name]
 
 
-def _listed(value: Any) -> Any:
-    """The list that a text holds as JSON: how lists come where a column is text, as CSV's are and those of JSON lines
-    that have lists in some rows and texts in others."""
-    listed = as_list(value) if isinstance(value, str) else None
-    return value if listed is None else listed
+def _in_column(place: str, given: Any) -> Ask | RowError:
+    """What a cell asks, whose list may be JSON in a column of text."""
+    listed = list_in(given) if isinstance(given, str) else None
+    if listed is None:
+        return asked_texts(place, given)
+    asked = asked_texts(place, listed)
+    if isinstance(asked, Ask):
+        return asked
+    fix = f"if this very text is meant, put it in a list: {shown(json.dumps([given]))}"
+    return asked._replace(message=f"{asked.message}; {fix}")
 
 
 def asked_texts(place: str, given: Any) -> Ask | RowError:
