@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import bulkrun
 from bulkrun.cli import main
 from bulkrun.errors import JobFileError, ModelError, ResumeError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
+from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, PreparedJob, prepare
+from bulkrun.launch.runs import probe
 from bulkrun.launch.runs.preview import check_job, preview_job
+from bulkrun.request import Engine
 from tests.launch.one_process import one_process, own_engine
 from tests.models.tiny_adapters import save_adapter
 
@@ -163,14 +167,22 @@ def test_a_preview_runs_each_row_with_its_adapter(
 
 
 def test_a_probe_runs_the_adapter_of_most_rows_and_says_how_many_loads_there_are(
-    adapters: dict[str, str], tmp_path: Path
+    adapters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loaded: list[str] = []
+
+    def factory(prepared: PreparedJob) -> Callable[[str], Engine]:
+        make = engine_factory(prepared)
+        return lambda name: loaded.append(name) or make(name)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(probe, "engine_factory", factory)
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job_with(adapters, tmp_path, device="cpu")))
     rows = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().splitlines()]
     more = [row | {"text": f"{row['text']} # {n}"} for n in range(2) for row in rows if row["lora"] == "poems"]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + more))
     said = CliRunner().invoke(main, ["plan", str(file), "--probe", "1"], catch_exceptions=False).output
+    assert loaded == ["poems"]
     assert re.search(r"\nadapters +2 more loads of the model on top; the probe ran with poems, outputs", said), said
 
 

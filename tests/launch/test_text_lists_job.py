@@ -141,7 +141,7 @@ def test_a_night_runs_what_changed_and_other_columns_are_refused(
     assert {name for name in before if before[name]["row_key"] != after[name]["row_key"]} == {"several"}
     assert after["several"]["embeddings"][0] == pytest.approx(alone["close the file"], abs=1e-5)
     assert len(after["several"]["embeddings"]) == 2
-    with pytest.raises(ResumeError, match="--fresh moves the old results aside"):
+    with pytest.raises(ResumeError, match=r"text_lists: .*\nOld and new rows cannot stand side by side"):
         rows_of({**night, "prompt": {}})
 
 

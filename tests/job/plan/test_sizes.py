@@ -9,6 +9,7 @@ import pytest
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.sizes import RowSizes, value_bytes
+from tests.job.embedding_runs import embedding_job
 from tests.job.plan.planning import job, make_plan, read_shards, write_parquet
 
 COLUMNS = {
@@ -68,3 +69,17 @@ def test_shards_are_cut_by_what_their_results_hold(
     path = write_parquet(tmp_path / "in.parquet", {"text": [f"{row:0200}" for row in range(60)]})
     make_plan(tmp_path / "run", job(path, sampling=sampling))
     assert max(len(rows) for _, rows in read_shards(tmp_path / "run")) <= 20
+
+
+def test_so_are_those_of_rows_with_many_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.job.plan.cut.MAX_SHARD_BYTES", 200_000)
+    path = write_parquet(tmp_path / "in.parquet", {"text": [["a", f"{row}"] * 50 for row in range(60)]})
+    spec = embedding_job(
+        path,
+        tmp_path / "run",
+        input={"path": str(path)},
+        embedding={"dimensions": 100},
+        prompt={"column": "text", "text_lists": True},
+    )
+    make_plan(tmp_path / "run", spec)
+    assert max(len(rows) for _, rows in read_shards(tmp_path / "run")) <= 2
