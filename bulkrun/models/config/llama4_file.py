@@ -47,7 +47,10 @@ def of_llama4(raw: _Keys) -> _Keys:
     """
     size, layers = raw["intermediate_size"], layers_of(raw)
     chunk_size, interval = raw.get("attention_chunk_size", 8192), raw.get("no_rope_layer_interval", 4)
-    check_number("no_rope_layer_interval", interval, int)
+    dense_size, num_experts = raw.get("intermediate_size_mlp", 16_384), raw.get("num_local_experts", 16)
+    numbers = {"intermediate_size": size, "intermediate_size_mlp": dense_size, "num_local_experts": num_experts}
+    for name, value in {**numbers, "no_rope_layer_interval": interval}.items():
+        check_number(name, value, int)
     listed = raw.get("no_rope_layers") or None  # an empty list says nothing
     has_rope = rope_layers({**raw, "no_rope_layer_interval": interval, "no_rope_layers": listed})
     kinds = [CHUNKED if has and chunk_size is not None else FULL for has in has_rope]
@@ -58,10 +61,10 @@ def of_llama4(raw: _Keys) -> _Keys:
         "attention_chunk_size": chunk_size,
         "layer_types": kinds if raw.get("layer_types") is None else raw["layer_types"],
         "qk_norm": "plain_head" if raw.get("use_qk_norm", True) else "none",
-        "intermediate_size": raw.get("intermediate_size_mlp", 16_384),
+        "intermediate_size": dense_size,
         "moe_intermediate_size": size,
         "shared_expert_intermediate_size": size,
-        "num_local_experts": raw.get("num_local_experts", 16) if sparse else None,
+        "num_local_experts": num_experts if sparse else None,
         "mlp_only_layers": [layer for layer in layers if layer not in sparse],
     }
 

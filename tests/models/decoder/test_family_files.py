@@ -270,6 +270,15 @@ def test_queries_grow_as_in_transformers() -> None:
     torch.testing.assert_close(query_growth(positions, 0.4, 16), theirs.view(-1, 1, 1), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("length", [7, 8, 9])
+def test_queries_of_llama_4_grow_from_the_token_on_that_ends_a_step_of_it(length: int, tmp_path: Path) -> None:
+    reference, tokens = save_published(tmp_path, "llama4", floor_scale=8), random_tokens(length, seed=9)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=tolerance_of("llama4"), rtol=0)
+
+
 @pytest.mark.parametrize(
     ("pattern", "windows"), [("LLLG", [7, 7, 7, None, 7, None]), ("LG", [7, None] * 3), ("L", [7] * 5 + [None])]
 )
@@ -346,6 +355,9 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("Llama4ForCausalLM", {"no_rope_layer_interval": 0}, r"'no_rope_layer_interval' is 0, not a whole number"),
         ("Llama4ForCausalLM", {"moe_layers": 2}, r"key 'moe_layers' is 2, not a list of layers"),
         ("Llama4ForCausalLM", {"interleave_moe_layer_step": 0}, r"'interleave_moe_layer_step' is 0, not a whole"),
+        ("Llama4ForCausalLM", {"intermediate_size": 0}, r"key 'intermediate_size' is 0, not a whole number above 0"),
+        ("Llama4ForCausalLM", {"intermediate_size_mlp": "x"}, r"'intermediate_size_mlp' is 'x', not a whole number"),
+        ("Llama4ForCausalLM", {"num_local_experts": 0}, r"'num_local_experts' is 0, not a whole number above 0"),
         ("Llama4ForCausalLM", {"floor_scale": 0}, r"'floor_scale' is 0, not a whole number above 0"),
         ("Llama4ForCausalLM", {"attn_scale": None}, r"'attn_scale' is None, not a number above 0"),
         ("MellumForCausalLM", {"mlp_layer_types": ["sparse"]}, r"'mlp_layer_types' has 1 values for 3 layers"),
