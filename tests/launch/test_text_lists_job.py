@@ -102,6 +102,8 @@ def test_a_column_of_lists_does_as_well(model: Path, folder: Path, alone: dict[s
     Path("in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lists))
     cli("init", "in.jsonl", "--task", "embed", "--model", str(model), "--column", "chunks", "--out", "job.yaml")
     assert "vectors" in cli("preview", "job.yaml", "-n", "2").output
+    [shown] = json.loads(cli("preview", "job.yaml", "-n", "1", "--json").output)["rows"]
+    assert [line.count("[CLS]") for line in shown["prompt"].splitlines()] == [1, 1, 1], "each text on a line of its own"
     cli("submit", "job.yaml", "--set", "engine.dtype=float32")
     asked = "SELECT doc, embeddings FROM results"
     rows = json.loads(cli("query", "out/job", asked, "--json").stdout)["rows"]

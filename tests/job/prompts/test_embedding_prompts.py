@@ -167,6 +167,12 @@ def test_a_row_may_have_several_texts_each_behind_the_jobs_own() -> None:
     for given in ('["Hi", ', '{"Hi": ["Ho"]}', "[Hi](Ho)", ['["Hi", "Ho"]']):
         alone = given if isinstance(given, str) else given[0]
         assert texts(build([{"a": given}], **LISTS)[0]) == [f"doc: {alone}"]
+    batch = InputBatch(Position(0, 0), pa.RecordBatch.from_pylist([{"a": ["Hi", "Ho "]}]))
+    spec = embedding_job(Path("unused.jsonl"), Path("out"), **{"input": {"path": "unused.jsonl"}, **LISTS})
+    [rendered] = PromptBuilder(spec, ["a"], TwoEnded()).render(batch)
+    assert isinstance(rendered, RenderedPrompt) and rendered.size == len("doc: Hidoc: Ho "), (
+        "what waits is bounded by it"
+    )
     several, one = build([{"a": ["Hi", "Hi"]}, {"a": ["HiHi"]}], **LISTS)
     assert texts(several) == ["doc: Hi"] * 2 and texts(one) == ["doc: HiHi"]
 
