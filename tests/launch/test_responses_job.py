@@ -212,6 +212,16 @@ def test_parquet_brings_bodies_as_structs_and_the_url_may_be_a_folder(folder: Pa
     assert answers_of("left")[RESPONSES]["metadata"] == {}
 
 
+def test_lines_whose_text_is_not_marked_as_text_come_back_as_what_they_are(folder: Path) -> None:
+    asked = [line("a", RESPONSES, {"input": CODE, "metadata": {"a": "b"}}), line("b", COMPLETIONS, {"prompt": CODE})]
+    texts = [each | {"body": json.dumps(each["body"])} for each in asked]
+    rows = [{name: text.encode() for name, text in each.items()} for each in texts]
+    pq.write_table(pa.Table.from_pylist(rows), "in.parquet")
+    cli("submit", job_over("in.parquet", "out"))
+    answers = answers_of("out")
+    assert answers["a"]["metadata"] == {"a": "b"} and answers["b"]["object"] == "text_completion"
+
+
 def test_init_writes_a_job_that_runs_such_lines(folder: Path) -> None:
     write("in.jsonl", [line("a", RESPONSES, {"input": CODE, "max_output_tokens": 4})])
     cli("init", "in.jsonl", "--out", "job.yaml")

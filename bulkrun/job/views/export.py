@@ -17,6 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bulkrun.data.inputs.python_rows import with_text
 from bulkrun.data.results.export_files import CsvSink, JsonlSink, RowSink, json_line, readable_rows
 from bulkrun.data.results.parts import read_part_columns, read_part_info
 from bulkrun.data.storage.durable import disk_errors, read_json
@@ -137,10 +138,10 @@ class _Rows:
 
     def _has_responses(self) -> bool:
         """Whether a line is one of /v1/responses: of all others what was asked need not be read and sorted."""
-        if "url" not in self.schema.names or not _is_text(self.schema.field("url").type):
+        if "url" not in self.schema.names:
             return False
-        urls = (table["url"].cast(pa.string()) for table in self._read(pa.schema([self.schema.field("url")])))
-        return any(pc.any(pc.match_substring(column, RESPONSES_URL)).as_py() for column in urls)
+        urls = (_as_asked(table)["url"] for table in self._read(pa.schema([self.schema.field("url")])))
+        return any(_is_text(url.type) and pc.any(pc.match_substring(url, RESPONSES_URL)).as_py() for url in urls)
 
     def tables(self) -> Iterator[pa.Table]:
         """Small tables, in order."""
@@ -195,10 +196,18 @@ def _write_lines(
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():
             report.rows += table.num_rows
-            yield from readable_rows(_with_text_ids(table, rows.id_column))
+            yield from readable_rows(_with_text_ids(_as_asked(table), rows.id_column))
 
     for lines in maker.lines(output_rows()):
         _write_pair(lines, options, streams, report)
+
+
+def _as_asked(table: pa.Table) -> pa.Table:
+    """Lines as the run reads them: many writers mark no text as text."""
+    for name in {*_OF_PAIRS} & {*table.schema.names}:
+        read, _ = with_text(pa.RecordBatch.from_arrays([table[name].combine_chunks()], [name]))
+        table = table.set_column(table.schema.get_field_index(name), name, read.column(0))
+    return table
 
 
 def _with_text_ids(table: pa.Table, id_column: str | None) -> pa.Table:
