@@ -90,10 +90,6 @@ def _usual(record: RunRecord) -> tuple[pa.Field, ...]:
     return usual_fields(record.task, text_lists=bool(record.job["prompt"].get("text_lists")))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _refuse_labels(run: RunDir, record: RunRecord) -> None:
     """Raise UsageError for a job that classifies anything but lines of pairs, or whose results do not hold them."""
     if not record.job["prompt"].get("score_lines"):
@@ -141,7 +137,8 @@ class _Rows:
         if "url" not in self.schema.names:
             return False
         urls = (_as_asked(table)["url"] for table in self._read(pa.schema([self.schema.field("url")])))
-        return any(_is_text(url.type) and pc.any(pc.match_substring(url, RESPONSES_URL)).as_py() for url in urls)
+        texts = (url.cast(pa.string()) for url in urls if _is_text(url.type))
+        return any(pc.any(pc.match_substring(text, RESPONSES_URL)).as_py() for text in texts)
 
     def tables(self) -> Iterator[pa.Table]:
         """Small tables, in order."""
