@@ -227,16 +227,6 @@ def test_partition_columns_and_typed_columns_are_in_the_export(folder: Path) -> 
     ]
 
 
-@pytest.mark.parametrize("url", [["/v1/responses"], {"of": "/v1/responses"}, 5])
-def test_a_column_url_that_is_no_text_is_none_of_a_batch(url: Any, tmp_path: Path) -> None:
-    write_lines(tmp_path / "in.jsonl", [{"text": PROMPT, "url": url}])
-    paths = [f"input.path={tmp_path}/in.jsonl", f"output.path={tmp_path}/out", "sampling.max_tokens=2"]
-    result = bulkrun("submit", str(ROOT / "jobs/openai_batch.yaml"), *SMALL, *(x for p in paths for x in ("--set", p)))
-    assert result.exit_code == 0, result.output
-    [line] = map(json.loads, bulkrun("export", str(tmp_path / "out"), "--format", "openai").stdout.splitlines())
-    ChatCompletion.model_validate(line["response"]["body"], strict=True)
-
-
 def test_messages_go_to_stderr_and_data_to_stdout(folder: Path) -> None:
     result = bulkrun("export", "out/openai_batch", "--format", "csv", "--only", "ok")
     assert result.exit_code == 0
