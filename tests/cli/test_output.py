@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +16,7 @@ import bulkrun.launch.runs.preview
 from bulkrun.cli import main
 from bulkrun.cli.output import print_json, print_table
 from bulkrun.job.views.row_errors import ErrorReport, ErrorRow
+from bulkrun.launch.runs.preview import PreviewedRow
 
 HOSTILE = "\x1b[2J\x1b]0;name\x07 \x9b31m \x85 \u202ereversed\u2066 \U000e0001 é 好"
 RAW = ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\x85", "\u202e", "\u2066", "\U000e0001")
@@ -66,20 +67,11 @@ def test_json_on_a_terminal_shows_what_it_would_obey_and_is_the_same_json(monkey
     assert piped == '{"a": "\u202e"}\n'
 
 
-class Shown(NamedTuple):
-    row_id: str = HOSTILE
-    prompt: str = HOSTILE
-    response: str | None = HOSTILE
-    tool_calls: list[dict[str, str]] | None = None
-    reasoning: str | None = None
-    embedding: list[float] | None = None
-    label: str | None = None
-    scores: dict[str, float] | None = None
-    ended_by: str = "stop"
+SHOWN = PreviewedRow(HOSTILE, HOSTILE, HOSTILE, ended_by="stop")
 
 
 def test_preview_shows_control_characters_of_a_rows_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(bulkrun.launch.runs.preview, "preview_job", lambda *_: [Shown()])
+    monkeypatch.setattr(bulkrun.launch.runs.preview, "preview_job", lambda *_: [SHOWN])
     (tmp_path / "job.yaml").write_text("name: a\nmodel: bundled:tiny\ninput: {path: x}\noutput: {path: y}\n")
     result = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml")], color=True, catch_exceptions=False)
     assert "\\x1b[2J" in result.stdout.splitlines()[0]
@@ -102,7 +94,7 @@ def test_errors_of_several_samples_of_a_row_are_told_apart(
 def test_preview_shows_calls_beside_what_is_said(
     response: str | None, shown: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    row = Shown(prompt="a", response=response, tool_calls=[{"id": "1", "name": "f", "arguments": '{"x": 1}'}])
+    row = SHOWN._replace(prompt="a", response=response, tool_calls=[{"id": "1", "name": "f", "arguments": '{"x": 1}'}])
     monkeypatch.setattr(bulkrun.launch.runs.preview, "preview_job", lambda *_: [row])
     (tmp_path / "job.yaml").write_text("name: a\nmodel: bundled:tiny\ninput: {path: x}\noutput: {path: y}\n")
     lines = (
