@@ -81,7 +81,7 @@ class EngineSpec(Section):
     kv_cache_dtype: KVCacheDtype = Field(
         DEFAULTS.kv_cache_dtype,
         description="auto: the model's; fp8: half of bfloat16's bytes, so twice the tokens and less to read for long "
-        "contexts, on GPUs and CPUs, at some loss of quality.",
+        "contexts, on GPUs and CPUs, at some loss of quality. On a CPU any third dtype goes through slower code.",
     )
     quantization: Quantization | None = Field(
         None,
