@@ -13,12 +13,13 @@ import pyarrow as pa
 from bulkrun.data.inputs.reader import open_input
 from bulkrun.data.results.schema import passable, sql_name
 from bulkrun.data.types.json_types import is_unicode
+from bulkrun.data.types.nested import is_text
 from bulkrun.errors import BulkrunError, InputError, UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import check_id_column
 from bulkrun.job.prompts.detect import BATCH_COLUMNS
-from bulkrun.launch.init_prompt import GENERATE, IDS, Wanted, is_text, model_lines, prompt_lines, quoted
+from bulkrun.launch.init_prompt import GENERATE, IDS, Wanted, model_lines, prompt_lines, quoted
 from bulkrun.settings import Task
 
 _LIKE_AN_ID = re.compile(r"([^a-zA-Z](id|ID|Id)|[a-z](Id|ID))$")  # ticket_id, ticketId

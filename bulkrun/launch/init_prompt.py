@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from bulkrun.data.types.nested import is_text
 from bulkrun.errors import UsageError
 from bulkrun.job.prompts.detect import BATCH_COLUMNS
 from bulkrun.job.prompts.templates import ROW_VARIABLE, columns_of, unknown_column
@@ -65,11 +66,6 @@ def prompt_lines(wanted: Wanted, schema: pa.Schema) -> list[str]:
     if not chosen and set(BATCH_COLUMNS) <= set(schema.names):
         return _of_a_batch(task)
     return _to_continue(chosen, schema) if task == "generate" else _of_texts(task, chosen, schema)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def quoted(text: str) -> str:

@@ -26,6 +26,7 @@ from bulkrun.data.storage.arrow_errors import is_disk_error, refuse_shortage
 from bulkrun.data.storage.remote import RemotePath
 from bulkrun.data.types.casts import cast_each
 from bulkrun.data.types.known_types import KnownTypes
+from bulkrun.data.types.nested import is_text
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
@@ -168,7 +169,7 @@ class ParquetSource:
 def _holds_text(type_: pa.DataType) -> bool:
     if pa.types.is_nested(type_):
         return any(_holds_text(type_.field(number).type) for number in range(type_.num_fields))
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    return is_text(type_)
 
 
 def _is_valid(column: pa.Array) -> bool:

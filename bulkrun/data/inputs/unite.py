@@ -12,7 +12,7 @@ import pyarrow as pa
 from bulkrun.data.inputs.files import InputFile
 from bulkrun.data.types.casts import can_cast, rounds
 from bulkrun.data.types.known_types import KnownTypes, with_known
-from bulkrun.data.types.nested import with_leaves
+from bulkrun.data.types.nested import is_text, with_leaves
 from bulkrun.errors import InputError
 
 
@@ -76,7 +76,7 @@ def _wider(one: pa.Field, other: pa.Field, one_file: InputFile, other_file: Inpu
         return one
     # Nulls stay nulls until another file knows better; encodings do not matter.
     types = [_decoded(type_) for type_ in (one.type, other.type)]
-    if _is_text(types[0]) != _is_text(types[1]) and all(_is_text(type_) or _is_bytes(type_) for type_ in types):
+    if is_text(types[0]) != is_text(types[1]) and all(is_text(type_) or _is_bytes(type_) for type_ in types):
         return one.with_type(pa.string())  # some writers mark no text as text
     try:
         schemas = [pa.schema([pa.field(one.name, type_)]) for type_ in types]
@@ -86,10 +86,6 @@ def _wider(one: pa.Field, other: pa.Field, one_file: InputFile, other_file: Inpu
             f"column {one.name!r} is {one.type} in {one_file.path} but {other.type} in {other_file.path}; "
             f"read them as separate jobs, or cast the column so that both agree"
         ) from None
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def _is_bytes(type_: pa.DataType) -> bool:

@@ -255,6 +255,9 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer() and INT64_MIN <= value <= INT64_MAX
 
 
+NOT_UNICODE = "half a surrogate pair (\\ud800-\\udfff), which is not text"  # what a text that is none holds
+
+
 def is_unicode(text: str) -> bool:
     """Whether the text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
     try:

@@ -1,4 +1,5 @@
-"""Types inside of types: one function that changes what is inside lists, structs and maps. Knows no values."""
+"""Types inside of types: one function that changes what is inside lists, structs and maps, and which is text. Knows no
+values."""
 
 from __future__ import annotations
 
@@ -31,3 +32,8 @@ def with_leaves(
     if pa.types.is_list(type_) or pa.types.is_list_view(type_):
         return pa.list_(inside(type_.value_field))
     return leaf(type_)
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Whether values are texts, short or long."""
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))

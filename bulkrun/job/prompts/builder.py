@@ -18,7 +18,7 @@ from typing import Any
 from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with_text
 from bulkrun.data.storage.paths import user_path
-from bulkrun.data.types.json_types import is_unicode
+from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode
 from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
@@ -151,7 +151,7 @@ class PromptBuilder:
         if isinstance(text, RowError):
             return text
         if not is_unicode(text):
-            return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
+            return RowError("bad_input", f"the prompt holds {NOT_UNICODE}")
         second = None if self._second is None else self._second.render(row)
         if isinstance(second, RowError):
             return second

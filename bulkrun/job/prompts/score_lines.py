@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bulkrun.data.types.json_types import is_unicode
+from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode
 from bulkrun.job.jobfile.classification import ClassificationSpec
 from bulkrun.job.prompts.body_keys import ACTIVATIONS, SIDES, BadBody, check_rerank_keys, check_score_keys
 from bulkrun.job.prompts.conversations import Ask, shown
@@ -77,8 +77,7 @@ def _texts(body: Mapping[str, Any], key: str) -> list[str]:
         if not isinstance(text, str):
             raise BadBody(f"{_place(key, index, given)}: {shown(text)} is not text; only text can be read")
         if not is_unicode(text):
-            half = "half a surrogate pair (\\ud800-\\udfff), which is not text"
-            raise BadBody(f"{_place(key, index, given)}: it holds {half}")
+            raise BadBody(f"{_place(key, index, given)}: it holds {NOT_UNICODE}")
     return given
 
 

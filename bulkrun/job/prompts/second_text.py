@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bulkrun.data.types.json_types import is_unicode
+from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode
 from bulkrun.job.prompts.conversations import refuse_single_braces
 from bulkrun.job.prompts.templates import RowTemplate
 from bulkrun.request import RowError
@@ -33,5 +33,5 @@ class SecondText:
         if not text.strip():
             return RowError("empty_prompt", f"{_KEY}: the second text is empty")
         if not is_unicode(text):
-            return RowError("bad_input", f"{_KEY}: it holds half a surrogate pair (\\ud800-\\udfff), which is not text")
+            return RowError("bad_input", f"{_KEY}: it holds {NOT_UNICODE}")
         return text

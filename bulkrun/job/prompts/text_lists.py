@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bulkrun.data.types.json_types import is_unicode, list_in
+from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode, list_in
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
@@ -54,6 +54,5 @@ def asked_texts(place: str, given: Any) -> Ask | RowError:
         if not text.strip():
             return RowError("empty_prompt", f"{where}: the text is empty")
         if not is_unicode(text):
-            half = "half a surrogate pair (\\ud800-\\udfff), which is not text"
-            return RowError("bad_input", f"{where}: it holds {half}")
+            return RowError("bad_input", f"{where}: it holds {NOT_UNICODE}")
     return Ask([], raw=True, texts=tuple(texts))

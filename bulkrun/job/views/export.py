@@ -24,6 +24,7 @@ from bulkrun.data.storage.durable import disk_errors, read_json
 from bulkrun.data.storage.partitions import partition_columns
 from bulkrun.data.tables.in_order import in_row_order
 from bulkrun.data.tables.row_groups import RowGroupWriter
+from bulkrun.data.types.nested import is_text
 from bulkrun.errors import RunError, UsageError
 from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import id_texts
@@ -137,7 +138,8 @@ class _Rows:
         if "url" not in self.schema.names:
             return False
         urls = (_as_asked(table)["url"] for table in self._read(pa.schema([self.schema.field("url")])))
-        texts = (url.cast(pa.string()) for url in urls if _is_text(url.type))
+        # a column of the input that only has the name may hold anything
+        texts = (url.cast(pa.string()) for url in urls if pa.types.is_dictionary(url.type) or is_text(url.type))
         return any(pc.any(pc.match_substring(text, RESPONSES_URL)).as_py() for text in texts)
 
     def tables(self) -> Iterator[pa.Table]:
@@ -162,12 +164,6 @@ class _Rows:
         if self._only == "all":
             return table
         return table.filter(pc.is_null(table["error_code"]) if self._only == "ok" else pc.is_valid(table["error_code"]))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds texts, as that of a batch's lines; others of its name may be anything."""
-    values = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(values) or pa.types.is_large_string(values))
 
 
 def _write_table(rows: _Rows, options: ExportOptions, stream: IO[bytes], report: ExportReport) -> None:
