@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import duckdb
@@ -70,17 +71,27 @@ def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Res
     """What `work` returns, a call that keeps `connection` busy; what a signal's handler raises meanwhile ends it.
 
     `work` has a thread of its own: in the main one DuckDB itself would call the handler, rename what that raises to a
-    RuntimeError, and wait until its other threads have finished the query.
+    RuntimeError, and wait until its other threads have finished the query. A signal that comes while the thread starts
+    leaves it at work as well, so what it works on is there before it.
     """
-    with ThreadPoolExecutor(1, "duckdb") as thread:
-        result = thread.submit(work)
+    result: Future[_Result] = Future()
+    try:
+        Thread(target=_run, args=(work, result), name="duckdb").start()
+        return result.result()
+    except BaseException:
+        result.cancel()  # before it has begun: it never will
+        while not result.done():  # one interrupt may come before DuckDB has begun, and is forgotten then
+            connection.interrupt()
+            wait([result], _INTERRUPT_AGAIN_S)
+        raise
+
+
+def _run(work: Callable[[], _Result], result: Future[_Result]) -> None:
+    if result.set_running_or_notify_cancel():
         try:
-            return result.result()
-        except BaseException:
-            while not result.done():  # one interrupt may come before DuckDB has begun, and is forgotten then
-                connection.interrupt()
-                wait([result], _INTERRUPT_AGAIN_S)
-            raise
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
 
 
 def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:

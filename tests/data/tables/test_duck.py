@@ -1,0 +1,58 @@
+"""A query that a signal ends has left its connection when the caller hears of it, wherever the signal came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import duckdb
+import pytest
+
+from bulkrun.data.tables.duck import interruptible, locked_connection
+from tests.signalled import LONG_SELECT, Signalled
+
+
+@pytest.fixture
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    connection = locked_connection()
+    yield connection
+    connection.close()  # DuckDB refuses while a call is at work
+
+
+def test_a_signal_while_the_thread_starts_ends_what_it_has_begun(
+    connection: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    start = threading.Thread.start
+
+    def signalled(thread: threading.Thread) -> None:
+        start(thread)
+        assert begun.wait(60)
+        raise Signalled
+
+    def work() -> None:
+        begun.set()
+        connection.execute(LONG_SELECT)
+
+    monkeypatch.setattr(threading.Thread, "start", signalled)
+    with pytest.raises(Signalled):
+        interruptible(connection, work)
+    assert connection.execute("SELECT 7").fetchall() == [(7,)]
+
+
+def test_a_signal_before_the_thread_begins_leaves_nothing_to_wait_for(
+    connection: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[threading.Thread] = []
+    begun: list[bool] = []
+
+    def signalled(thread: threading.Thread) -> None:
+        started.append(thread)
+        raise Signalled
+
+    with monkeypatch.context() as patched, pytest.raises(Signalled):
+        patched.setattr(threading.Thread, "start", signalled)
+        interruptible(connection, lambda: begun.append(True))
+    started[0].start()  # as a thread that the signal met half started
+    started[0].join()
+    assert not begun
