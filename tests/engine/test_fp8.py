@@ -137,6 +137,17 @@ def test_blocks_of_a_row_whose_numbers_are_broken_are_cleared(make_engine: Engin
     assert cache.k[0][2].float().isnan().all()
 
 
+@pytest.mark.parametrize("variant", [*FAMILIES, "deepseek_v3", "gpt2"])
+def test_keys_and_values_in_bfloat16_under_float32_give_the_tokens_of_attention_over_rounded_ones(
+    make_engine: EngineFactory, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(variant, kv_cache_dtype="bfloat16", max_num_batched_tokens=29, max_num_seqs=4)
+    ours = tokens(engine)
+    model = make_tiny_model(variant)
+    round_keys_and_values(monkeypatch, model, torch.Tensor.bfloat16)
+    assert ours == [generate(model, request.prompt_token_ids, NUM_TOKENS) for request in requests()]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)]
 )

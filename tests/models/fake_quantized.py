@@ -66,8 +66,12 @@ def round_inputs_of_experts(experts: nn.Module, rounding: Callable[[torch.Tensor
     experts.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:]))
 
 
-def round_keys_and_values(monkeypatch: pytest.MonkeyPatch, model: transformers.PreTrainedModel) -> None:
-    """Make the model's own attention see its keys and values through fp8."""
+def round_keys_and_values(
+    monkeypatch: pytest.MonkeyPatch,
+    model: transformers.PreTrainedModel,
+    rounded: Callable[[torch.Tensor], torch.Tensor] = rounded,
+) -> None:
+    """Make the model's own attention see its keys and values through fp8, or as `rounded` makes them."""
     module = import_module(type(model).__module__)
     own = module.eager_attention_forward
 
@@ -78,10 +82,10 @@ def round_keys_and_values(monkeypatch: pytest.MonkeyPatch, model: transformers.P
         monkeypatch.setattr(module, "eager_attention_forward", attention)
         return
     for layer in model.model.layers:  # what is kept are latents
-        layer.self_attn.expand_kv = partial(_of_rounded, layer.self_attn.expand_kv)
+        layer.self_attn.expand_kv = partial(_of_rounded, rounded, layer.self_attn.expand_kv)
 
 
-def _of_rounded(expand_kv: Callable[..., Any], *kept: torch.Tensor) -> Any:
+def _of_rounded(rounded: Callable[..., torch.Tensor], expand_kv: Callable[..., Any], *kept: torch.Tensor) -> Any:
     return expand_kv(*[rounded(one).to(one.dtype) for one in kept])
 
 

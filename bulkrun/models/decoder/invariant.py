@@ -30,7 +30,7 @@ from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8ExpertLin
 from bulkrun.models.decoder.sparse_mlp import SparseMLP
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
-from bulkrun.ops.cpu.dtypes import is_cache_dtype
+from bulkrun.ops.cpu.dtypes import cache_format
 from bulkrun.ops.cpu.layer_stack import LayerStack
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
 from bulkrun.ops.matmul.invariant_linear import TILE_ROWS
@@ -138,7 +138,7 @@ class InvariantModel:
     ) -> torch.Tensor:
         """Hidden states [T, E], or [S, E]; tokens that fill the last tile, if need be, write to the null block."""
         hidden_TE: torch.Tensor
-        if self.model.layer_stack is not None and is_cache_dtype(kv_cache.dtype, self.dtype):
+        if self.model.layer_stack is not None and cache_format(kv_cache.dtype, self.dtype) is not None:
             hidden_TE = self.model(input_ids_T, positions_T, kv_cache, meta, logits_indices)
             return hidden_TE
         meta = replace(meta, slot_mapping_T=_whole_tiles(meta.slot_mapping_T, -1))

@@ -50,7 +50,7 @@ struct AttentionMixer : BlockProducts<T> {
         const Projection projection = {
             qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
             s.slots, columns, s.num_tokens, s.num_heads, layer.has_own_keys ? layer.num_kv_heads : 0, layer.head_dim,
-            rotary.dim, s.eps, layer.norms_values, layer.keys_are_values, s.has_fp8_cache, s.num_threads};
+            rotary.dim, s.eps, layer.norms_values, layer.keys_are_values, s.cache_format, s.num_threads};
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             if (layer.q_norm) norm_projection(layer, qkv + row * columns);
             const long token = block.first + row;
@@ -87,8 +87,8 @@ struct AttentionMixer : BlockProducts<T> {
         const long width = width_of(layer);
         return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
                 nullptr, nullptr, width, round_up(width, PAD), s.num_tokens, s.num_seqs, s.table_width, s.num_heads,
-                layer.num_kv_heads, layer.head_dim, s.block_size, layer.head_dim, layer.window, 0, s.scale, s.soft_cap, s.has_fp8_cache,
-                s.sees_later, s.num_threads};
+                layer.num_kv_heads, layer.head_dim, s.block_size, layer.head_dim, layer.window, 0, s.scale, s.soft_cap,
+                s.cache_format, s.sees_later, s.num_threads};
     }
 
     // All queries of a token as one vector, all its keys as another.
@@ -102,7 +102,8 @@ struct AttentionMixer : BlockProducts<T> {
     // Slots that others begin with, after this step's are stored and before anybody attends.
     void copy_kv(const AttentionLayer& layer) const {
         if (s.num_copies == 0 || !layer.has_own_keys) return;
-        const long row = layer.num_kv_heads * layer.head_dim * (s.has_fp8_cache ? sizeof(fp8) : sizeof(T));
+        const long number = with_cache<T>(s.cache_format, [](auto number) { return sizeof number; });
+        const long row = layer.num_kv_heads * layer.head_dim * number;
 #pragma omp for schedule(static)
         for (long i = 0; i < s.num_copies; i++)
             for (void* cache : {layer.k_cache, layer.v_cache})

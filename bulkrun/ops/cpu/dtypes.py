@@ -22,6 +22,11 @@ def suffix(dtype: torch.dtype, weight_dtype: torch.dtype) -> str | None:
     return _SUFFIXES.get((dtype, weight_dtype))
 
 
-def is_cache_dtype(cache_dtype: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether the ops over activations of `dtype` that are compiled for it also read and write such a KV cache."""
-    return cache_dtype in (dtype, FP8)
+def cache_format(cache_dtype: torch.dtype, dtype: torch.dtype) -> int | None:
+    """What cache_format.h calls a KV cache of this dtype over activations of `dtype`, None if no op is compiled for it.
+
+    A cache in bfloat16 is half of float32's, and its numbers are read exactly.
+    """
+    if cache_dtype == dtype:
+        return 0
+    return {FP8: 1, torch.bfloat16: 2 if dtype == torch.float32 else None}.get(cache_dtype)

@@ -52,7 +52,7 @@ struct Stack {
     int32_t has_mlp_gates;
     int32_t gates_attention;  // its queries come behind gates of what it gives
     int32_t sees_later;       // see paged_attention.h
-    int32_t has_fp8_cache;    // 0: it holds what goes through the layers
+    int32_t cache_format;     // a CacheFormat
     int32_t num_threads;
 
     long x_stride() const { return round_up(hidden_size, PAD); }

@@ -17,13 +17,12 @@ import torch
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.attention_mixer import AttentionLayer, AttentionWeights
-from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
+from bulkrun.ops.cpu.dtypes import cache_format, suffix
 from bulkrun.ops.cpu.layer_weights import Heads, LayerWeights, StackSizes, row_sizes, widest
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import LANES, Matrix, StackMemory, padded, set_kept, set_step
 from bulkrun.ops.cpu.state_mixers import DeltaNetLayer, Mamba2Layer, MambaLayer, ShortConvLayer, StateWeights
-from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.matmul.weight_kinds import values_of
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "xielu")  # in the order of layer_stack.cpp
@@ -64,7 +63,7 @@ class _Stack(ctypes.Structure):
         *[(x, c_int64) for x in (*_CONSTANTS, "block_size", "widest", "widest_gated", "last_full")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
         *[(x, c_int32) for x in ("activation", "is_layer_norm", "is_beside", "has_mlp_gates", "gates_attention")],
-        *[(x, c_int32) for x in ("sees_later", "has_fp8_cache", "num_threads")],
+        *[(x, c_int32) for x in ("sees_later", "cache_format", "num_threads")],
     )
 
 
@@ -123,7 +122,7 @@ class LayerStack:
     def takes(self, residual_TE: torch.Tensor, kv_dtype: torch.dtype) -> bool:
         """Whether it can do a step with such embeddings over such a cache, as fast as the ops one by one."""
         fits = self._max_tokens is None or residual_TE.shape[0] <= self._max_tokens
-        return fits and is_cache_dtype(kv_dtype, residual_TE.dtype)
+        return fits and cache_format(kv_dtype, residual_TE.dtype) is not None
 
     def __call__(
         self,
@@ -139,7 +138,7 @@ class LayerStack:
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches, and the states.
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
-        k_caches, v_caches: [N, B, K, D] contiguous, one per layer that attends, all of the layers' dtype or all of fp8.
+        k_caches, v_caches: [N, B, K, D] contiguous, one per layer that attends, all of one dtype that `takes` knows.
         kept: int64 [S], ascending: only these tokens go on after the last layer that makes keys or states has mixed,
         and come out, [S, E].
         states: of each layer that keeps some; [R, W - 1, C] of the layers' dtype, and where heads have matrices
@@ -166,7 +165,8 @@ class LayerStack:
         attention = [mixer for mixer in self._mixers if isinstance(mixer, AttentionLayer)]
         for mixer, k_cache, v_cache in zip(attention, k_caches, v_caches, strict=True):
             mixer.k_cache, mixer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
-            self._stack.block_size, self._stack.has_fp8_cache = k_cache.shape[1], k_cache.dtype == FP8
+            self._stack.block_size = k_cache.shape[1]
+            self._stack.cache_format = cache_format(k_cache.dtype, self._memory.dtype)
 
     def _set_states(self, states: Sequence[Sequence[torch.Tensor]], meta: AttentionMetadata) -> None:
         with_states, rows_S = [mixer for mixer in self._mixers if mixer.states], meta.rows_S

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "fp8.h"
+#include "cache_format.h"
 
 struct Projection {
     const void *qkv, *weight, *cos, *sin;  // weight, cos, sin: null where heads are not normalized, not turned
@@ -17,7 +17,7 @@ struct Projection {
     float eps;
     int32_t norms_values;     // the weight has rows for them too
     int32_t keys_are_values;  // there are no others
-    int32_t has_fp8_cache;  // 0: it holds what the projection is
+    int32_t cache_format;     // a CacheFormat
     int32_t num_threads;
 };
 
@@ -95,8 +95,7 @@ inline void store_token(const Projection& p, long token, long place) {
 
 template <class T, class W>
 inline void store_token(const Projection& p, long token, long place) {
-    if (p.has_fp8_cache) store_token<T, W, fp8>(p, token, place);
-    else store_token<T, W, T>(p, token, place);
+    with_cache<T>(p.cache_format, [&](auto number) { store_token<T, W, decltype(number)>(p, token, place); });
 }
 
 template <class T, class W>

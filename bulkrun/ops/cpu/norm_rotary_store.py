@@ -10,10 +10,9 @@ from functools import cache
 import torch
 
 from bulkrun.ops.attention.norm_rotary_store import norm_rotary_store as reference
-from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
+from bulkrun.ops.cpu.dtypes import cache_format, suffix
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.matmul.fp8 import FP8
 
 
 class _Projection(ctypes.Structure):
@@ -28,7 +27,7 @@ class _Projection(ctypes.Structure):
         ("eps", c_float),
         ("norms_values", c_int32),
         ("keys_are_values", c_int32),
-        ("has_fp8_cache", c_int32),
+        ("cache_format", c_int32),
         ("num_threads", c_int32),
     )
 
@@ -48,8 +47,8 @@ def norm_rotary_store(
     """As the reference; the turn is rounded once to qkv's dtype, and the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
     names = suffix(qkv_TND.dtype, qkv_TND.dtype if qk_norm_weight is None else qk_norm_weight.dtype)
-    cache_dtype = qkv_TND.dtype if k_cache is None else k_cache.dtype
-    is_known = is_cache_dtype(cache_dtype, qkv_TND.dtype) and (cos is None or cos.dtype == qkv_TND.dtype)
+    cache = cache_format(qkv_TND.dtype if k_cache is None else k_cache.dtype, qkv_TND.dtype)
+    is_known = cache is not None and (cos is None or cos.dtype == qkv_TND.dtype)
     is_long = qk_norm_weight is not None and head_dim > c_number("max_head_dim")
     if names is None or not is_known or is_long or qkv_TND.stride()[1:] != (head_dim, 1):
         return reference(
@@ -65,7 +64,7 @@ def norm_rotary_store(
         qkv_TND.data_ptr(), _pointer(qk_norm_weight), _pointer(cos), _pointer(sin), q_THD.data_ptr(),
         _pointer(k_cache), _pointer(v_cache), slot_mapping_T.data_ptr(), qkv_TND.stride(0), num_tokens,
         num_q_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
-        eps, num_normed == num_heads, keys_are_values, cache_dtype == FP8, torch.get_num_threads(),
+        eps, num_normed == num_heads, keys_are_values, cache, torch.get_num_threads(),
     )  # fmt: skip
     _function(names)(ctypes.byref(projection))
     return q_THD

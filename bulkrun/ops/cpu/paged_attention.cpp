@@ -10,8 +10,9 @@ void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
                  const Rows<typename WordOf<T>::type>& rows) {
     const size_t next = index + step.num_threads;
     const Item* following = next < items.size() ? &items[next] : nullptr;
-    if (step.has_fp8_cache) Attention<T, fp8>(step, items[index], following, rows).run();
-    else Attention<T, T>(step, items[index], following, rows).run();
+    with_cache<T>(step.cache_format, [&](auto number) {
+        Attention<T, decltype(number)>(step, items[index], following, rows).run();
+    });
 }
 
 template void attend_item<float>(const Step&, const std::vector<Item>&, size_t, const Rows<WordOf<float>::type>&);

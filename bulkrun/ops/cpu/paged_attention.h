@@ -14,6 +14,7 @@
 #include <cfloat>
 
 #include "attention_rows.h"
+#include "cache_format.h"
 #include "few_rows.h"
 
 constexpr int HALF = TILE / 2;
@@ -31,7 +32,7 @@ struct Step {
     int64_t window;  // a query sees those less than so many positions away; below 0: of its own chunk of so many; 0: all
     int64_t max_distance;    // of the biases, of which a head has 2 max_distance + LANES: for distance 0 in the middle
     float scale, soft_cap;  // soft_cap 0: none, as with biases
-    int32_t has_fp8_cache;  // 0: it holds what the queries are
+    int32_t cache_format;   // a CacheFormat
     int32_t sees_later;     // 0: a query sees its own position and those before it; else those after it too
     int32_t num_threads;
 };

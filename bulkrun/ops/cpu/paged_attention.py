@@ -11,10 +11,9 @@ import torch
 
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.attention.paged_attention import paged_attention as reference
-from bulkrun.ops.cpu.dtypes import is_cache_dtype, name
+from bulkrun.ops.cpu.dtypes import cache_format, name
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.windows import Window, kernel_window
 
 _POINTERS = (
@@ -34,7 +33,7 @@ class _Step(ctypes.Structure):
         *[(x, c_int64) for x in _INTEGERS],
         ("scale", c_float),
         ("soft_cap", c_float),
-        *[(x, c_int32) for x in ("has_fp8_cache", "sees_later", "num_threads")],
+        *[(x, c_int32) for x in ("cache_format", "sees_later", "num_threads")],
     )
 
 
@@ -72,7 +71,7 @@ def paged_attention(
         q_THD.stride(0), out_THV.stride(0), num_tokens,
         context_lens.numel(), tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1],
         value_dim, kernel_window(sliding_window), 0, scale, soft_cap or 0.0,
-        k_cache.dtype == FP8, False, torch.get_num_threads(),
+        cache_format(k_cache.dtype, q_THD.dtype), False, torch.get_num_threads(),
     )  # fmt: skip
     _function(dtype)(ctypes.byref(step))
     return out_THV
@@ -81,7 +80,7 @@ def paged_attention(
 def can_attend(q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:
     """Whether it is compiled for such tensors."""
     heads_per_kv_head = q_THD.shape[1] // k_cache.shape[2]
-    is_known = name(q_THD.dtype) is not None and is_cache_dtype(k_cache.dtype, q_THD.dtype)
+    is_known = name(q_THD.dtype) is not None and cache_format(k_cache.dtype, q_THD.dtype) is not None
     return is_known and heads_per_kv_head <= c_number("max_heads_per_kv_head")
 
 

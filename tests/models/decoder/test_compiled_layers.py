@@ -111,17 +111,21 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
         assert (ours - exact).abs().mean() < 1.1 * (reference - exact).abs().mean()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [*[(dtype, FP8) for dtype in DTYPES], (torch.float32, torch.bfloat16)], ids=str
+)
 @pytest.mark.parametrize("variant", STACKED)
-def test_an_fp8_cache_gives_what_op_by_op_gives_over_one(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_narrower_cache_gives_what_op_by_op_gives_over_one(
+    variant: str, dtype: torch.dtype, kv_dtype: torch.dtype, tmp_path: Path
+) -> None:
     """Keys and values are equal or neighbours in the format, where sums in another order meet a tie."""
     model, outputs = load(tmp_path, variant, dtype), []
-    assert model.layer_stack is not None and model.layer_stack.takes(model.embed_weight[:3], FP8)
+    assert model.layer_stack is not None and model.layer_stack.takes(model.embed_weight[:3], kv_dtype)
     prompt_lens, lens = [41, 1, 17, 9], [52, 20, 17, 30]
     sequences = [random_tokens(length, seed) for seed, length in enumerate(lens)]
     for context in (nullcontext(), op_by_op(model)):
         with context:
-            outputs.append(torch.cat(forced_logits(model, sequences, prompt_lens, kv_dtype=FP8)))
+            outputs.append(torch.cat(forced_logits(model, sequences, prompt_lens, kv_dtype=kv_dtype)))
     exact = torch.cat(forced_logits(model, sequences, prompt_lens))
     ours, reference = outputs
     assert (ours - reference).abs().mean() < 0.5 * (reference - exact).abs().mean()
