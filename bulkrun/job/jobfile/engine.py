@@ -81,8 +81,8 @@ class EngineSpec(Section):
     kv_cache_dtype: KVCacheDtype = Field(
         DEFAULTS.kv_cache_dtype,
         description="auto: the model's; fp8: half of bfloat16's bytes, so twice the tokens and less to read for long "
-        "contexts, on GPUs and CPUs, at some loss of quality; bfloat16: half of float32's. Any "
-        "other than the model's own goes through slower code on a CPU.",
+        "contexts, on GPUs and CPUs, at some loss of quality; bfloat16: half of float32's. Other "
+        "pairs of it and the model's dtype go through slower code on a CPU.",
     )
     quantization: Quantization | None = Field(
         None,
