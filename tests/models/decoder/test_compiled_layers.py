@@ -112,9 +112,13 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype"), [*[(dtype, FP8) for dtype in DTYPES], (torch.float32, torch.bfloat16)], ids=str
+    ("variant", "dtype", "kv_dtype"),
+    [
+        *[(variant, dtype, FP8) for variant in STACKED for dtype in DTYPES],
+        *[(variant, torch.float32, torch.bfloat16) for variant in ("llama_mqa", "gemma3", "qwen3_5", "jamba_dense")],
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("variant", STACKED)
 def test_a_narrower_cache_gives_what_op_by_op_gives_over_one(
     variant: str, dtype: torch.dtype, kv_dtype: torch.dtype, tmp_path: Path
 ) -> None:
