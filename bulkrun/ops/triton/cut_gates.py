@@ -27,4 +27,5 @@ def _cut_gates_kernel(gate_ptr, num_deviations, stride, SIZE: tl.constexpr, BLOC
     gate_I = tl.load(row_ptr + index_I, mask=is_real_I, other=0.0).to(tl.float32)
     centered_I = tl.where(is_real_I, gate_I - tl.sum(gate_I, 0) / SIZE, 0.0)
     deviation = tl.sqrt(tl.sum(centered_I * centered_I, 0) / SIZE)
-    tl.store(row_ptr + index_I, tl.maximum(centered_I - num_deviations * deviation, 0.0), mask=is_real_I)
+    cut_I = tl.maximum(centered_I - num_deviations * deviation, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(row_ptr + index_I, cut_I, mask=is_real_I)

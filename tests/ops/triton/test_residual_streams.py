@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 
 import pytest
@@ -34,7 +35,7 @@ def altup_of(shape: tuple[int, int, int]) -> torch.nn.Module:
     return altup
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @torch.inference_mode()
 def test_streams_are_predicted_and_corrected_as_in_transformers(
@@ -55,7 +56,7 @@ def test_streams_are_predicted_and_corrected_as_in_transformers(
         torch.testing.assert_close(ours.double(), corrected, **error_of(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_get_the_length_of_others(device: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     x, like = torch.randn(shape, device=device).to(dtype), (torch.randn(shape[1:], device=device) * 7).to(dtype)
@@ -71,8 +72,10 @@ def test_rows_get_the_length_of_others(device: str, dtype: torch.dtype, shape: t
 
 
 @pytest.mark.filterwarnings("ignore:std")  # of no rows
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(0, 5), (3, 2), (3, 1025), pytest.param((64, 16384), marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(0, 5), (3, 2), (3, 1025), pytest.param((64, 16384), marks=pytest.mark.gpu)], ids=str
+)
 def test_gates_are_cut_as_in_transformers_and_nothing_beside_them(
     device: str, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
@@ -89,3 +92,14 @@ def test_gates_are_cut_as_in_transformers_and_nothing_beside_them(
         cut_gates_(gate_up[:, : shape[1]], NormalDist().inv_cdf(0.7))
         torch.testing.assert_close(gate_up[:, : shape[1]].double(), exact, **error_of(dtype))
         assert torch.equal(gate_up[:, shape[1] :], up)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_with_gates_that_are_no_numbers_are_none(device: str, dtype: torch.dtype, value: float) -> None:
+    """As where they are too large for float16: zeros would be taken for an answer."""
+    gate = torch.randn(2, 70, device=device).to(dtype)
+    gate[0, 3] = value
+    for cut_gates_ in (cut_gates.cut_gates_, cut_gates_kernel.cut_gates_, ops.cut_gates_):
+        assert cut_gates_(gate.clone(), 1.0).isnan().all(1).tolist() == [True, False]
