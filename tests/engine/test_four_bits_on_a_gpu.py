@@ -119,3 +119,14 @@ def test_others_are_dequantized_or_quantized_anew(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device, free=free: free)
         options = LoadOptions(dtype=torch.float32, device=gpu, quantization=quantization)
         assert kept_four_bits.keeping_pays(model, options) == pays
+
+
+def test_what_torch_has_cached_of_an_engine_before_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next adapter's model would stay in four bits where the first one's did not."""
+    stored, _ = save_tiny_packed(tmp_path, "qwen2", "gptq", num_hidden_layers=1)
+    with gpu_stand_in(memory_bytes=2**30):
+        cached = [2**30]
+        monkeypatch.setattr(torch.cuda, "empty_cache", cached.clear)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**30 - sum(cached), 2**30))
+        model = LLMEngine.from_model_dir(stored, **(SMALL | {"device": "cuda"})).model_runner.model
+    assert not any(isinstance(one, FourBitWeights) for one in model.modules())

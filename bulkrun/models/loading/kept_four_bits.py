@@ -97,4 +97,7 @@ def _are_compiled(module: Linear | ExpertLinear, scheme: FourBitScheme, dtype: t
 
 
 def _free_bytes(device: torch.device) -> int:
-    return available_ram_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu":
+        return available_ram_bytes()
+    torch.cuda.empty_cache()  # of the engine with another adapter that was here before
+    return torch.cuda.mem_get_info(device)[0]
