@@ -611,7 +611,14 @@ def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) 
             module.limit = (
                 config.swiglu_limit
             )  # transformers 5.17 has the published one in its code, 5.24 reads the key
+        if type(module).__name__ == "Gemma3nTextModel":  # 5.17 does so only where a model sees and hears too
+            module.embed_tokens_per_layer.register_forward_pre_hook(_of_table)
     return model
+
+
+def _of_table(table: torch.nn.Embedding, given: tuple[torch.Tensor]) -> torch.Tensor:
+    """Ids as they are looked up: those beyond the table as 0."""
+    return torch.where(given[0] < table.num_embeddings, given[0], 0)
 
 
 def save_tiny_model(

@@ -27,9 +27,10 @@ def kernels(session: Session) -> None:
 def correct(session: Session) -> None:
     """The tests that need a GPU, as they are: several at a time, then those that fill or measure the card."""
     end = time.monotonic() + _TESTS_SHARE * session.left_s
-    files = ("tests/ops/triton/test_silu_mul.py",) if session.is_smoke else _ON_GPU
+    parts = {"pytest -m gpu": ("tests/ops/triton/test_silu_mul.py",)} if session.is_smoke else _ON_GPU
     others = [f"--deselect={name}" for name in _ALONE]
-    _run_tests(session, "pytest -m gpu", [*_several(), *others, *files], end)
+    for name, files in parts.items():
+        _run_tests(session, name, [*_several(), *others, *files], end)
     if not session.is_smoke:
         _run_tests(session, "pytest -m gpu, alone", list(_ALONE), end)
 
@@ -43,10 +44,11 @@ def _several() -> list[str]:
 
 
 def _run_tests(session: Session, name: str, arguments: list[str], end: float) -> None:
-    """A run that was stopped is told with the tests that had ended until then, and made again by the next call."""
-    if not session.is_due("correct", name, least_s=20):
+    """A run that was stopped is told with the tests that had ended until then, and made again by the next call. A file
+    that another version of something cannot import takes only itself along."""
+    if not session.is_due("correct", name, least_s=20 + session.end - end):
         return
-    asked = ["-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", *arguments]
+    asked = ["-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", *_EACH_FILE, *arguments]
     done = session.python(asked, end - time.monotonic(), _FOR_TESTS)
     lines = done.stdout.strip().splitlines()
     facts = {
@@ -139,7 +141,19 @@ _ALONE = (
     "tests/engine/test_memory_probe.py",
     "tests/ops/triton/test_paged_attention.py::test_addresses_beyond_32_bits",
 )
-_ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench", "tests/campaigns/test_determinism.py")
+_FAMILIES = ("tests/engine/test_on_gpu.py", "tests/engine/step/test_cuda_graphs_on_gpu.py")
+_ON_GPU = {  # some 1,400 tests, of which a call has time for two thirds: what a part has told is not told again
+    "pytest -m gpu, ops": ("tests/ops",),
+    "pytest -m gpu, families": _FAMILIES,
+    "pytest -m gpu, others": (
+        "tests/models",
+        "tests/engine",
+        "tests/launch/bench",
+        "tests/campaigns/test_determinism.py",
+        *(f"--ignore={name}" for name in _FAMILIES),
+    ),
+}
+_EACH_FILE = ("--continue-on-collection-errors",)
 _OF_TARGETS = (
     "tests/ops/triton",
     "tests/ops/sampling/test_draw_tokens.py",

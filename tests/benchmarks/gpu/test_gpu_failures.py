@@ -12,7 +12,7 @@ from tests.benchmarks.gpu.items import Item, smoke, targets
 from tests.benchmarks.gpu.processes import python
 from tests.benchmarks.gpu.results import UNENDED, Results
 from tests.benchmarks.gpu.session import Session
-from tests.benchmarks.gpu.stages import ops
+from tests.benchmarks.gpu.stages import _run_tests, ops
 from tests.benchmarks.gpu.test_gpu_stages import session
 from tests.benchmarks.gpu.throughput import measure_items
 
@@ -121,6 +121,24 @@ def test_what_there_is_no_time_for_is_not_begun_and_a_line_says_so(tmp_path: Pat
     measure_items(call, "targets", targets()[:1])
     ops(call)
     assert ["unmeasured" in line["skipped"] for line in call.results.lines()] == [True, True]
+
+
+def test_a_file_of_tests_that_cannot_be_imported_leaves_the_others(tmp_path: Path) -> None:
+    """As one that names what another version of transformers has, which the device machine has not."""
+    (tmp_path / "test_broken.py").write_text("from json import no_such_name\n")
+    (tmp_path / "test_whole.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_it(): pass\n")
+    call = session(tmp_path)
+    _run_tests(call, "all", [str(tmp_path)], call.end)
+    (line,) = call.results.lines()
+    assert line["facts"]["num_passed"] == 1 and not line["facts"]["passed"]
+    assert any("test_broken.py" in told for told in line["facts"]["failed"])
+
+
+def test_tests_for_which_no_time_is_left_are_not_begun(tmp_path: Path) -> None:
+    """The rest of the call is for numbers."""
+    call = session(tmp_path)
+    _run_tests(call, "all", [str(tmp_path)], time.monotonic() + 5)
+    assert "unmeasured" in call.results.lines()[0]["skipped"]
 
 
 def test_the_log_has_all_that_was_printed_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
-from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHRMSNormGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 
 from bulkrun.ops.cpu import gated_rms_norm as cpu_norm
 from bulkrun.ops.linear_attention import gated_rms_norm
@@ -38,8 +38,9 @@ def test_the_norm_before_a_sigmoid_is_that_of_transformers() -> None:
 
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_the_norm_behind_a_gate_is_that_of_transformers(num_groups: int) -> None:
+    """Zamba 2's, which is that of Nemotron-H by the name that older versions have too."""
     torch.manual_seed(0)
-    norm = NemotronHRMSNormGated(24, group_size=24 // num_groups, eps=1e-5)
+    norm = Zamba2RMSNormGated(24, group_size=24 // num_groups, eps=1e-5)
     norm.weight.data.uniform_(0.5, 1.5)
     x, gate = torch.randn(2, 7, num_groups, 24 // num_groups)
     weight = norm.weight.data.unflatten(0, (num_groups, -1))

@@ -128,7 +128,7 @@ def test_sizes_that_the_scaled_product_does_not_take_go_by_the_reference(device:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("window", [None, 300, Chunks(512)], ids=str)
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (8, 8, 80), (12, 4, 96), (16, 8, 256)], ids=str)
 def test_large_bfloat16_steps_over_fp8(heads: tuple[int, int, int], window: Window | None) -> None:
     query_lens, context_lens = [1] * 6 + [700, 129, 5], [1, 2011, 523, 37, 512, 4000, 700, 463, 1328]
