@@ -34,6 +34,7 @@ from tests.benchmarks.gpu_expert_cases import expert_cases
 from tests.benchmarks.gpu_four_bit_cases import four_bit_cases
 from tests.benchmarks.gpu_latent_cases import latent_cases
 from tests.benchmarks.gpu_state_cases import state_cases
+from tests.benchmarks.gpu_stream_cases import stream_cases
 from tests.ops.prefix_groups import prefixes_of
 
 
@@ -192,6 +193,7 @@ CASES = {
     "four_bits": four_bit_cases,
     "latents": latent_cases,
     "states": state_cases,
+    "streams": stream_cases,
 }
 
 

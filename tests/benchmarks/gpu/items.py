@@ -14,6 +14,7 @@ from typing import Any
 LLAMA, QWEN, MIXTURE = "llama-3.1-8b", "qwen3-0.6b", "gpt-oss-20b"
 HYBRID, STATE_SPACES, SHARED_KEYS = "qwen3.5-9b", "nemotron-nano-9b-v2", "gemma-4-e4b"
 LATENTS, CHANNELS, STATES_ALONE = "glm-4.7-flash", "kimi-linear-48b-a3b", "falcon-mamba-7b"
+STREAMS = "gemma-3n-e2b"
 ASKED_REQUESTS = 3000  # by the issue, for its targets
 _LOAD_S = {"bulkrun": 20.0, "vllm": 150.0}  # guesses: a process, its engine and the first one's kernels,
 _AROUND_S, TRACE_S = 7.0, 45.0  # what a run needs beside its own time, and filling the engine again for a trace
@@ -108,7 +109,8 @@ def ablations() -> list[Item]:
     states, a quarter of SERIAL, goes at 3 TB/s, if it does as other kernels of that kind. Falcon Mamba's prompts go
     token by token besides, an eighth of a step.
     Of Gemma 4's layers 18 of 42 make no keys, but only steps too large for a graph leave prompts out there; what layers
-    are told of tokens anew is read and written many times.
+    are told of tokens anew is read and written many times. Gemma 3n has four residual streams besides, each read and
+    written five times a layer where others have one.
     The mixtures' ceilings count no reading of weights, and a step of 256 tokens reads all experts: they are far from
     them, and half of that is what fp8 saves. GLM-4.7-Flash's prompts attend to latents, in the rows of which its tiles
     multiply twice as much as in keys and values of its heads: a sixth of its time, if they reach 200 TFLOP/s.
@@ -132,6 +134,10 @@ def ablations() -> list[Item]:
         ),
         Item(
             "gemma-4-e4b, 1024/256", SHARED_KEYS, "1024", "256", 35_000, (Prediction("share_of_serial", 0.60),), 400,
+            least=100, trace=True,
+        ),
+        Item(
+            "gemma-3n-e2b, 1024/256", STREAMS, "1024", "256", 45_000, (Prediction("share_of_serial", 0.40),), 400,
             least=100, trace=True,
         ),
         Item(

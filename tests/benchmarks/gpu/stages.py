@@ -180,6 +180,7 @@ _OPS_PREDICTED = {
     "down_proj": Prediction("share_of_ceiling", 0.90),
     "lm_head": Prediction("share_of_ceiling", 0.90),
     "states decode": Prediction("share_of_ceiling", 0.6),
+    "streams": Prediction("share_of_ceiling", 0.8),
     "decode shared_prefix": Prediction("rival_over_ours", 8.0, 2.0),
     "decode": Prediction("share_of_ceiling", 0.85, 0.85),
     "prefill": Prediction("tflop_s", 400, 400),
