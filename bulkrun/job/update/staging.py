@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from traceback import clear_frames
 from typing import Any
@@ -139,6 +139,17 @@ def close_staging(
     check_input()
     refuse_lost_hold(run)
     replace_json(staged.update, update.to_json())
+
+
+def order_again(run: RunDir, update: Update, record: RunRecord) -> None:
+    """Note that another command goes on with an update: its engine and pace are those of `record` from here on.
+
+    Without it the run would take those of the first command in the merge, as a time limit that turned out too short.
+    """
+    old = RunRecord(**update.record) if update.record else None
+    if old is None or (old.job, old.job_file, old.overrides) != (record.job, record.job_file, record.overrides):
+        refuse_lost_hold(run)
+        replace_json(run.staged.update, replace(update, record=asdict(record)).to_json())
 
 
 def read_update(run: RunDir) -> Update | None:

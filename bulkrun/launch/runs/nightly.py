@@ -23,6 +23,7 @@ from bulkrun.job.update.staging import (
     close_staging,
     discard,
     open_staging,
+    order_again,
     pending_update,
     read_update,
     removed_on_failure,
@@ -98,6 +99,8 @@ def _night(submit: _Submit, view: View, drain: DrainOnSignal, *, full_refresh: b
             changes = _stage(submit, totals, night, view)
         if (update := read_update(run)) is None:
             return Submitted(run, totals, worked=False, changes=changes.counts)
+    else:
+        order_again(run, update, wanted)
     open_run(run.staged, submit.staged(update.counts["failed"]), resume_anyway=True)
     return finish_update(run, view, drain)
 

@@ -16,7 +16,7 @@ import pytest
 from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update import merge
 from bulkrun.job.update.compact import compact
@@ -127,6 +127,25 @@ def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, f
     assert status.update.next_command == status.next_command
     assert last_events(run, 100)[before[1]]["event"] == "started"
     assert [path.name for path in nights.out.iterdir()] == before[0]
+
+
+def test_a_night_that_another_command_went_on_with_leaves_the_settings_of_that_one(nights: Nights) -> None:
+    """Engine and pace are no part of what a night is known by: a time limit that was too short is not the run's."""
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(40))
+    run = RunDir(nights.out)
+    for walltime, rows in ((6.0, 10), (7.0, 5)):
+        stop_at(nights, rows)
+        with pytest.raises(KeyboardInterrupt), nights.one_process():
+            again = {"job_file": Path("job.yaml"), "overrides": (f"run.walltime={walltime}",)}
+            submit_module.submit(Submission(spec=nights.spec(run__walltime=walltime), **again), Silent())
+        assert read_status(run).next_command == f"bulkrun submit job.yaml --set run.walltime={walltime}"
+    nights.refuse = lambda request: False
+    nights.submit(engine__max_num_seqs=3)
+    record = read_record(run)
+    assert (record.job["run"]["walltime"], record.job["engine"]["max_num_seqs"], record.overrides) == (None, 3, [])
+    whole(nights)
 
 
 @pytest.mark.parametrize(
