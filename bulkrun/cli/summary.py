@@ -71,7 +71,8 @@ def _print_idle(done: Submitted, anew: str) -> None:
     root = shlex.quote(str(done.run.root))
     note(f"{root} {_said_of_idle(done)} ({done.totals.status}).{anew}")
     if "unchanged" in (done.changes or {}) and (failed := sum(done.totals.errors.values())):
-        note(f"  {counted(failed, 'failed row')} will run again only when the input changes: bulkrun errors {root}")
+        what = counted(failed, f"failed {_answer(done.totals)}")
+        note(f"  {what} will run again only when the input changes: bulkrun errors {root}")
     if update_under_way(done.run) is not None:
         note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
 
@@ -95,11 +96,16 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
             f"'length'): raise sampling.max_tokens{budget}, or shorten prompts"
         )
     for code, rows_with in totals.errors.items():
-        note(f"  {counted(rows_with, 'row')} failed with {code}: bulkrun errors {root}")
+        note(f"  {counted(rows_with, _answer(totals))} failed with {code}: bulkrun errors {root}")
     if done.changes is None:
         planned = read_json(done.run.plan_complete) or {}
         warn_of_duplicates(planned.get("duplicate_ids", {}))
         warn_of_undeclared(planned.get("undeclared_columns", {}))
+
+
+def _answer(totals: RunTotals) -> str:
+    """What failures are counted in: where a row has several answers, it may fail in some of them."""
+    return "sample" if totals.samples > 1 else "row"
 
 
 def _said_of_idle(done: Submitted) -> str:

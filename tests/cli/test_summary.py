@@ -89,3 +89,15 @@ def test_the_summary_names_ids_that_repeat(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "  1,200 rows have the id of an earlier row ('f0' in rows 0, 5): `row` tells them apart\n"
     )
+
+
+def test_failures_are_counted_in_samples_where_a_row_has_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside "9 rows x 2 samples" 3 failed samples may be of two rows."""
+    start(tmp_path / "out", make_rows(3), job(tmp_path / "out"))
+    totals = replace(TOTALS, samples=2, ok=15, errors={"timeout": 3})
+    print_summary(Submitted(RunDir(tmp_path / "out"), totals, worked=True), "")
+    assert "  3 samples failed with timeout: " in capsys.readouterr().err
+    print_summary(Submitted(RunDir(tmp_path / "out"), totals, worked=False, changes={"unchanged": 9}), "")
+    assert "  3 failed samples will run again only when " in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.compact import compact
 from bulkrun.job.update.staging import Update, close_staging, discard, open_staging, staged_record
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
@@ -109,6 +111,25 @@ def test_verify_finds_all_well_and_a_part_in_the_wrong_folder(tmp_path: Path) ->
     other = next(folder for folder in run.root.glob("lang=*") if folder != part.parent)
     part.rename(other / part.name)
     assert any("wrong folder" in problem for problem in verify_run(RunDir(run.root)).problems)
+
+
+def test_parts_that_are_lost_or_too_many_are_told_without_advice_that_ends_the_run(tmp_path: Path) -> None:
+    """What a message about lost rows says is done: without `_SUCCESS` such a run can only begin anew."""
+    run = finished(tmp_path)
+    part = next(iter(run.parts().values()))
+    shutil.copy(part, run.part(98))
+    with pytest.raises(RunError, match=r"says what does not belong there; move it away, or submit .* with --fresh"):
+        finished_totals(run)
+    run.part(98).unlink()
+    kept = part.rename(tmp_path / part.name)
+    with pytest.raises(RunError, match=r"what is missing; bring it back .*, or delete .*_SUCCESS and submit the job"):
+        finished_totals(run)
+    kept.rename(part)
+    compact(run, 50, grace_s=0)
+    run = RunDir(run.root)
+    next(iter(run.parts().values())).unlink()
+    with pytest.raises(RunError, match=r"what is missing; bring it .*, or submit .* --fresh; leave .*_SUCCESS there"):
+        finished_totals(run)
 
 
 def test_samples_of_a_row_stay_in_one_file_in_order(tmp_path: Path) -> None:
