@@ -15,6 +15,8 @@ from bulkrun.data.results.parts import read_part_schema
 from bulkrun.data.types.casts import can_cast, rounds
 from bulkrun.data.types.nested import with_leaves
 from bulkrun.errors import ResumeError
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import ADAPTERS, HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
@@ -62,14 +64,23 @@ def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refre
     if not changed:
         return
     lines = [f"{run.root}: the results there were made with other settings:", *difference_lines(changed)]
-    if any(key in _NEVER or key.startswith("output.") for key in changed):
-        lines.append("Old and new rows cannot stand side by side: --fresh moves the old results aside and starts over.")
-    elif full_refresh:
+    never = any(key in _NEVER or key.startswith("output.") for key in changed)
+    if full_refresh and not never:
         return
+    if never or (run.parts() and _columns_differ(old, wanted)):
+        lines.append("Old and new rows cannot stand side by side: --fresh moves the old results aside and starts over.")
     else:
         lines.append("--full-refresh runs every row with these and replaces the results row by row;")
         lines.append("--fresh moves the old results aside and starts over.")
     raise ResumeError("\n".join(lines))
+
+
+def _columns_differ(old: RunRecord, wanted: RunRecord) -> bool:
+    """Whether the jobs add other columns to the input's, as with log-probabilities: a refresh does not help then."""
+    there, declared = (
+        {field.name: field for field in result_fields(JobSpec.model_validate(one.job))} for one in (old, wanted)
+    )
+    return there.keys() != declared.keys() or not all(_fits(declared[name], there[name]) for name in there)
 
 
 def check_rows_that_stay(run: RunDir, old: RunRecord, wanted: RunRecord, changes: Changes) -> None:

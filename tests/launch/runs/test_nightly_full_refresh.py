@@ -42,6 +42,30 @@ def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) ->
     assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sampling__logprobs": 0},
+        {"sampling__best_of": 2, "sampling__temperature": 1.0},
+        {"sampling__structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
+    ],
+    ids=["logprobs", "best of", "parsed"],
+)
+def test_a_full_refresh_is_not_named_where_other_columns_do_not_let_it(nights: Nights, changed: dict[str, Any]) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    with pytest.raises(ResumeError, match="cannot stand side by side: --fresh") as refused:
+        nights.submit(**changed)
+    assert "--full-refresh" not in str(refused.value)
+    with pytest.raises(ResumeError, match="the columns are not those of the results there"):
+        nights.submit(flags={"full_refresh": True}, **changed)
+    nights.write(rows_of(0))
+    nights.submit(flags={"fresh": True})
+    with pytest.raises(ResumeError, match="--full-refresh runs every row"):  # there are no rows yet to stand beside
+        nights.submit(**changed)
+    assert not nights.submit(flags={"full_refresh": True}, **changed).totals.rows
+
+
 def test_a_full_refresh_that_has_nothing_to_run_takes_the_new_settings(nights: Nights) -> None:
     nights.write(rows_of(3))
     nights.submit()
