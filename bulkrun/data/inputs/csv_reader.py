@@ -8,6 +8,7 @@ line on which the record starts.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -193,6 +194,8 @@ def _read_header(file: InputFile, max_row_bytes: int, delimiter: str | None) -> 
     if header is None:
         return []  # not one line, so not one row
     if isinstance(header, RowError):
+        if _is_utf_16(file):
+            raise InputError(f"{file.path}:1: the file is UTF-16, as some spreadsheets write it; save it as UTF-8")
         raise InputError(f"{header.message} (in the header, which names the columns)")
     if delimiter is None and len(header) == 1 and (other := next((c for c in _OTHERS if c in header[0]), None)):
         raise InputError(
@@ -205,3 +208,9 @@ def _read_header(file: InputFile, max_row_bytes: int, delimiter: str | None) -> 
         if name in header[: number - 1]:
             raise InputError(f"{file.path}:1: two columns are named {name!r}; give each its own name")
     return header
+
+
+def _is_utf_16(file: InputFile) -> bool:
+    """Whether the file says so of itself: its text is NULs and carriage returns to who takes it for UTF-8."""
+    with open_stream(file) as stream:
+        return stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

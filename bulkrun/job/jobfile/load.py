@@ -5,6 +5,7 @@ Knows files and places. `strict_yaml` knows YAML, `spec` the keys, `problems` th
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -171,5 +172,6 @@ def _quoting_hint(path: strict_yaml.Path, text: str) -> str:
     """What to do where a text with braces or a colon was read as YAML's own."""
     if not wants_text(path) or not any(sign in text for sign in ("{", "[", ": ")):
         return ""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f"; a value is YAML, so quote text with braces or colons once more: --set '{key_name(path)}=\"{escaped}\"'"
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    setting = shlex.quote(f'{key_name(path)}="{escaped}"')  # a template may have single quotes
+    return f"; a value is YAML, so quote text with braces or colons once more: --set {setting}"

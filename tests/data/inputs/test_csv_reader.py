@@ -88,6 +88,8 @@ def test_a_field_longer_than_the_csv_modules_limit_is_read(tmp_path: Path) -> No
         (b",a\n", "column 1 has no name"),
         (b'"a\n', "never closed"),
         (b"a,\xff\n", "invalid UTF-8"),
+        ("\ufeffa,b\r\n1,2\r\n".encode("utf-16-le"), "UTF-16"),  # its \r\0\n has an \r alone
+        ("\ufeffa,b\n1,2\n".encode("utf-16-be"), "UTF-16"),
     ],
 )
 def test_a_header_that_names_no_columns_is_an_error_with_the_file(tmp_path: Path, data: bytes, message: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -406,13 +407,16 @@ def test_a_key_of_another_runner_is_told_what_it_is_here(tmp_path: Path, overrid
     assert fix in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{{ body }}", "Rate: {t}", 'Say "hi": {{ x }}'])
+@pytest.mark.parametrize(
+    "text", ["{{ body }}", "Rate: {t}", 'Say "hi": {{ x }}', "{{ row['a b'] }}", "Two: lines\n\n{{ x }}"]
+)
 def test_text_with_braces_in_a_set_option_is_told_how_to_be_quoted(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.yaml").write_text("name: x\nmodel: m\ninput: {path: y}\noutput: {path: z}\n")
     with pytest.raises(JobFileError) as caught:
         load_job(tmp_path / "x.yaml", [f"prompt.template={text}"])
-    fix = str(caught.value).split("--set '")[1].removesuffix("'")
-    assert load_job(tmp_path / "x.yaml", [fix]).prompt.template == text
+    command = str(caught.value)
+    fix = shlex.split(command[command.index("--set '") :])  # as a shell takes it
+    assert len(fix) == 2 and load_job(tmp_path / "x.yaml", fix[1:]).prompt.template == text
 
 
 @pytest.mark.parametrize(
