@@ -21,7 +21,7 @@ from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
-from bulkrun.job.store.workers import TTL_S, WorkerState, beats, read_workers, silent_for
+from bulkrun.job.store.workers import TTL_S, WorkerState, beats, read_worker, read_workers, silent_for
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.views.bucket_check import upload_command
@@ -187,7 +187,7 @@ def _state(
         return "interrupted", "no worker has started yet"
     if last.ended == "failed":
         return "failed", last.message
-    if last.ended is None and _silent_but_there(last):
+    if last.ended is None and _silent_but_there(run, last):
         return "stalled", f"worker {last.id} (process {last.pid}) has been silent for {last.age_s:.0f} s"
     return "interrupted", None if last.ended else f"worker {last.id} (process {last.pid}) was killed"
 
@@ -202,9 +202,10 @@ def _finished_state(run: RunDir, record: RunRecord, totals: RunTotals, *, at_wor
     return "undelivered", f"all rows are done, but not all results are in {record.bucket_url}"
 
 
-def _silent_but_there(worker: WorkerStatus) -> bool:
+def _silent_but_there(run: RunDir, worker: WorkerStatus) -> bool:
     """Whether a silent worker may still exist (hung, or on a node that cannot be asked)."""
-    return worker.age_s >= TTL_S
+    state = read_worker(run, worker.id)
+    return worker.age_s >= TTL_S and not (state is not None and state.gone)
 
 
 def _speed(workers: list[WorkerStatus]) -> dict[str, Any]:

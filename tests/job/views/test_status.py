@@ -158,8 +158,11 @@ def test_running_planning_killed_and_stalled_are_told_apart(tmp_path: Path, monk
     assert (status.state, status.rows_per_s, status.tokens_per_s, status.eta_s) == ("running", 2.0, 40.0, 10.0)
     put_worker(run, me, age_s=100)
     assert read_status(run).state == "stalled" and "silent" in str(read_status(run).message)
-    put_worker(run, replace(me, started="another process"), age_s=1)
-    assert read_status(run).state == "interrupted" and "was killed" in str(read_status(run).message)
+    put_worker(run, replace(me, place="another machine"), age_s=100)
+    assert read_status(run).state == "stalled"
+    for age_s in (1, 100):  # a process of this machine that is gone is killed, however long ago
+        put_worker(run, replace(me, started="another process"), age_s=age_s)
+        assert read_status(run).state == "interrupted" and "was killed" in str(read_status(run).message)
 
 
 def test_status_needs_no_torch_and_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
