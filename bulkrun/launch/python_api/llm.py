@@ -48,7 +48,8 @@ _COLUMNS = [
     for name in ("reasoning", "tool_calls", "logprobs", "prompt_logprobs", "cumulative_logprob")
 ]
 _OTHER_TASKS = ("task", "runner", "convert")  # as vLLM is told that a model embeds or classifies
-_NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
+_AGAIN = "give a prompt n times"
+_NOT_HERE = {"n": _AGAIN, "best_of": _AGAIN, "per_row": "give a list of parameters, one for each prompt"}  # a job's
 
 
 class LLM:
@@ -244,8 +245,9 @@ class LLM:
             return sampling, None
         if not isinstance(sampling, Mapping):
             raise _not_sampling(sampling)
-        if refused := [name for name in _NOT_HERE if name in sampling]:
-            raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
+        for name, instead in _NOT_HERE.items():
+            if name in sampling:
+                raise UsageError(f"sampling_params: {name!r} is for jobs (bulkrun.run_job); {instead}")
         spec = self._spec_of({**implied, **sampling})
         return sampling_with_defaults(spec, self._defaults).to_params(), spec.seed if "seed" in sampling else None
 
