@@ -251,7 +251,10 @@ class TokenConstraint(Protocol):
         """
 
     def progress(self, stop_reason: int | str | None = None) -> Progress:
-        """Where the output stands after its last token, or before the stop token or stop string that this completed."""
+        """Where the output stands after its last token, or before the stop token or stop string that this completed.
+
+        Where the sampling includes the stop, it is the place behind that.
+        """
 
 
 class TokenConstraintFactory(Protocol):

@@ -19,7 +19,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping", "num_beams"), _BEAMS),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "detokenize"), _SPECIAL_TOKENS),
-        "include_stop_str_in_output": "a text ends before its stop string",
         "logits_processors": "no code runs between tokens; logit_bias, bad_words and allowed_token_ids are here",
         "truncate_prompt_tokens": "run.on_too_long in a job file says what becomes of prompts that are too long",
         "thinking_token_budget": "the key thinking has it: {max_tokens: ...}",
@@ -165,7 +164,7 @@ class SamplingParams:
     and the k most likely ones', among all tokens or, by `logprobs_over`, those that `structured_outputs` and the like
     allow in their place; `prompt_logprobs` the same for the tokens of the prompt, among all. `structured_outputs`,
     `thinking` and both lists constrain which tokens may come next (they need a `TokenConstraintFactory`). `tool_calls`
-    is for whoever reads the output. `timeout_s` is counted from the first step of the request.
+    and `include_stop_str_in_output` are for whoever reads the output. `timeout_s` is counted from its first step.
     """
 
     max_tokens: int = 256
@@ -183,6 +182,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_over: LogprobsOver = "vocabulary"
@@ -227,8 +227,9 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             if not isinstance(token_id, (int, Integral)) or not isinstance(bias, (int, float, Real)):
                 wrong.append(f"logit_bias: {token_id!r}: {bias!r} is not a token id and a number")
-        if self.ignore_eos not in (True, False):  # as a text that says no
-            wrong.append(f"ignore_eos: {self.ignore_eos!r} is not true or false")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if getattr(self, name) not in (True, False):  # as a text that says no
+                wrong.append(f"{name}: {getattr(self, name)!r} is not true or false")
         return wrong + self._wrong_structures()
 
     def _wrong_entries(self, name: str) -> list[str]:
@@ -239,8 +240,7 @@ class SamplingParams:
     def _wrong_structures(self) -> list[str]:
         wrong = []
         for name, kind in _STRUCTURES.items():
-            value = getattr(self, name)
-            if isinstance(value, dict):
+            if isinstance(value := getattr(self, name), dict):
                 wrong.append(f'{name}: {value!r} goes with a mapping for all of the sampling: {{"{name}": ..., ...}}')
             elif value is not None and not isinstance(value, kind):
                 wrong.append(f"{name}: {value!r} is not a {kind.__name__}")

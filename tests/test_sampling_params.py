@@ -52,6 +52,7 @@ def test_a_job_s_keys_have_the_same_limits(name: str) -> None:
         ({"logit_bias": "5"}, "logit_bias: '5' is not a mapping"),
         ({"ignore_eos": "no"}, "ignore_eos: 'no' is not true or false"),
         ({"ignore_eos": None}, "ignore_eos: None is not true or false"),
+        ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output: 'no' is not true or false"),
         ({"stop": 5}, "stop: 5 is not a text"),
         ({"bad_words": ["a", 5]}, "bad_words: 5 is not a text"),
         ({"bad_words": ["a", ""]}, "bad_words: ('a', '') is not free of empty strings"),

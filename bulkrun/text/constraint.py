@@ -26,14 +26,24 @@ _SPECIAL = {"special": True, "normalized": False, "single_word": False, "lstrip"
 
 
 class GrammarConstraint:
-    """The grammar of one sequence. `start` is the same grammar at its start, for what a stop leaves of the output."""
+    """The grammar of one sequence. `start` is the same grammar at its start, for what a stop leaves of the output.
+
+    `includes_stop`: the stop that ends the output is part of it.
+    """
 
     def __init__(
-        self, matcher: LLMatcher, start: LLMatcher, vocabulary: LLTokenizer, token_ids: Sequence[int] = ()
+        self,
+        matcher: LLMatcher,
+        start: LLMatcher,
+        vocabulary: LLTokenizer,
+        token_ids: Sequence[int] = (),
+        *,
+        includes_stop: bool = False,
     ) -> None:
         self._matcher, self._start, self._vocabulary = matcher, start, vocabulary
         self._ends = vocabulary.eos_tokens[:1]
         self._token_ids = list(token_ids)
+        self._includes_stop = includes_stop
 
     def fill_mask(self, mask: memoryview[int]) -> bool:
         """Write the allowed tokens (int32 words). A grammar that failed allows only the end, and `accept` says why."""
@@ -58,21 +68,29 @@ class GrammarConstraint:
         return self._ends if self.progress() == "closed" else self._matcher.compute_ff_tokens()
 
     def progress(self, stop_reason: int | str | None = None) -> Progress:
-        """Whether the output, without the stop that its last token completed, is whole; whether anything can follow."""
-        matcher = self._matcher if stop_reason is None else self._before(stop_reason)
+        """Whether the output is whole up to the stop that its last token completed; whether anything can follow."""
+        matcher = self._matcher if stop_reason is None else self._at(stop_reason)
         if matcher is None or not matcher.is_accepting():
             return "unfinished"
         return "closed" if matcher.is_stopped() else "whole"
 
     def copy(self) -> GrammarConstraint:
         """A copy at the same place in the grammar, for another sequence."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._start, self._vocabulary, self._token_ids)
+        return self.of_sequence(includes_stop=self._includes_stop)
 
-    def _before(self, stop_reason: int | str) -> LLMatcher | None:
-        """The grammar before the stop; None for a stop string that began before the grammar did.
+    def of_sequence(self, *, includes_stop: bool) -> GrammarConstraint:
+        """A copy for a sequence whose output has the stop that ends it, or has not."""
+        return GrammarConstraint(
+            self._matcher.deep_copy(), self._start, self._vocabulary, self._token_ids, includes_stop=includes_stop
+        )
 
-        In bytes, because a stop string may begin inside a token.
+    def _at(self, stop_reason: int | str) -> LLMatcher | None:
+        """The grammar where the output's text ends; None for a stop string that began before the grammar did.
+
+        In bytes, because a stop string may begin and end inside a token.
         """
+        if self._includes_stop and isinstance(stop_reason, int):
+            return self._matcher
         text = self._vocabulary.decode_bytes(self._token_ids[:-1])
         if isinstance(stop_reason, str):
             stop = stop_reason.encode("utf-8", "surrogatepass")
@@ -82,7 +100,7 @@ class GrammarConstraint:
             at = text.find(stop, first)
             if at < 0:
                 return None
-            text = text[:at]
+            text = text[: at + len(stop) if self._includes_stop else at]
         matcher = self._start.deep_copy()
         matcher.consume_tokens(self._vocabulary.tokenize_bytes(text))
         return matcher
@@ -99,12 +117,15 @@ class Grammars:
         self._lock = threading.Lock()
         self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
-    def constraint(self, structured: StructuredOutput) -> GrammarConstraint:
-        """The constraint of a new sequence. Raises ValueError for a grammar that cannot be used."""
+    def constraint(self, structured: StructuredOutput, *, includes_stop: bool = False) -> GrammarConstraint:
+        """The constraint of a new sequence, whose output may have the stop that ends it.
+
+        Raises ValueError for a grammar that cannot be used.
+        """
         compiled = self._compiled(structured)
         if isinstance(compiled, str):
             raise ValueError(compiled)
-        return compiled.copy()
+        return compiled.of_sequence(includes_stop=includes_stop)
 
     def _compile(self, structured: StructuredOutput) -> GrammarConstraint | str:
         """The grammar at its start, or what is wrong with it (kept too: bad grammars come in numbers)."""
@@ -175,7 +196,9 @@ class _Constraints:
 
     def _of_text(self, sampling: SamplingParams, prompt_token_ids: Sequence[int]) -> TokenConstraint | None:
         structured, thinking = sampling.structured_outputs, sampling.thinking
-        answer = self._grammars.constraint(structured) if structured is not None else None
+        answer = None
+        if structured is not None:
+            answer = self._grammars.constraint(structured, includes_stop=sampling.include_stop_str_in_output)
         if thinking is None or (answer is None and thinking.max_tokens is None):
             return answer
         markers = self._markers(thinking.start, thinking.end)

@@ -53,8 +53,9 @@ def eos_of(tokenizer: Tokenizer) -> int:
     return tokenizer.encode_batch([EOS], False)[0][-1]
 
 
-def constraint(tokenizer: Tokenizer, kind: Any, value: str) -> TokenConstraint:
-    made = token_constraint_factory(tokenizer)(SamplingParams(structured_outputs=StructuredOutput(kind, value)))
+def constraint(tokenizer: Tokenizer, kind: Any, value: str, **sampling: Any) -> TokenConstraint:
+    params = SamplingParams(structured_outputs=StructuredOutput(kind, value), **sampling)
+    made = token_constraint_factory(tokenizer)(params)
     assert made is not None
     return made
 
@@ -272,6 +273,36 @@ def test_how_far_an_output_has_come_where_a_stop_string_cuts_it(
         assert made.progress(stop) == progress
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text", "stop", "progress"),
+    [
+        ("regex", "[a-c]{3}x?", "a", "a", "unfinished"),
+        ("regex", "[a-c]{3}x?", "abc", "c", "whole"),
+        ("regex", "[a-c]{3}x?", "abcx", "cx", "closed"),
+        ("regex", "[a-c]{3}x?", "abcx", "c", "whole"),  # a token may go on behind the stop
+        ("regex", "(ab|ba)+", "abab", "ab", "whole"),
+        ("regex", "é?é", "éé", "é", "whole"),
+        ("regex", "[0-9]*", "12", "</think>1", "unfinished"),
+        ("json", '{"type": "array", "items": {"type": "integer"}}', "[1]", "]", "closed"),
+        ("json", '{"type": "array", "items": {"type": "integer"}}', "[1, 2]", ",", "unfinished"),
+        ("choice", '["yes", "yesterday"]', "yesterday", "yes", "whole"),
+    ],
+)
+def test_how_far_an_output_has_come_with_the_stop_string_that_ends_it(
+    tokenizer: Tokenizer, kind: str, value: str, text: str, stop: str, progress: str
+) -> None:
+    """Up to the token that completes the string, which may be the last one or hold what follows."""
+    for seed in range(5):
+        made = constraint(tokenizer, kind, value, include_stop_str_in_output=True)
+        spelled: list[int] = []
+        for token_id in _spelling_at_random(made, tokenizer, text, seed):
+            assert made.accept(token_id) is None
+            spelled.append(token_id)
+            if stop in text_of(tokenizer, spelled):
+                break
+        assert made.progress(stop) == progress
+
+
 def _spelling_at_random(made: TokenConstraint, tokenizer: Tokenizer, text: str, seed: int) -> list[int]:
     """Tokens that read as the text, longer and shorter ones."""
     choose, spelled, rest = at_random(seed), [], text
@@ -289,6 +320,15 @@ def _spelling_at_random(made: TokenConstraint, tokenizer: Tokenizer, text: str, 
 def test_how_far_an_output_has_come_before_a_stop_token(tokenizer: Tokenizer) -> None:
     for text, progress in (("1", "unfinished"), ("12", "unfinished"), ("123", "whole"), ("1234", "whole")):
         made = constraint(tokenizer, "regex", "[0-9]{2,4}")
+        spelling = _spelling(made, tokenizer, text)
+        for token_id in spelling:
+            assert made.accept(token_id) is None
+        assert made.progress(spelling[-1]) == progress
+
+
+def test_how_far_an_output_has_come_with_its_stop_token(tokenizer: Tokenizer) -> None:
+    for text, progress in (("1", "unfinished"), ("12", "whole"), ("123", "whole"), ("1234", "closed")):
+        made = constraint(tokenizer, "regex", "[0-9]{2,4}", include_stop_str_in_output=True)
         spelling = _spelling(made, tokenizer, text)
         for token_id in spelling:
             assert made.accept(token_id) is None

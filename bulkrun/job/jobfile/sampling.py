@@ -25,8 +25,9 @@ Choosing = Literal[
     "frequency_penalty",
     "repetition_penalty",
 ]
+Flag = Literal["ignore_eos", "include_stop_str_in_output"]
 _TokenIds = Literal["stop_token_ids", "allowed_token_ids", "logit_bias"]
-PerRow = Literal[Choosing, "seed", "stop", "bad_words", _TokenIds, "structured_outputs"]
+PerRow = Literal[Choosing, "seed", "stop", "bad_words", _TokenIds, Flag, "structured_outputs"]
 
 # Sampling keys that go to the engine as they are.
 _PLAIN_SAMPLING = (
@@ -36,11 +37,12 @@ _PLAIN_SAMPLING = (
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
-    "ignore_eos",
+    *get_args(Flag),
     "logprobs",
     "prompt_logprobs",
     "logprobs_over",
 )
+_ENDS_WHEN_WHOLE = "ignore_eos: a structured output ends when it is complete; leave out one of the two"
 
 
 def with_ids(biases: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -105,8 +107,9 @@ class SamplingSpec(Section):
     )
     stop: str | list[str] | None = Field(
         None,
-        description="Text that ends the output, without being part of it; of several that one token completes, the one "
-        "that begins first. A structured output that it cuts short is an invalid_schema error. Default: none.",
+        description="Text that ends the output, without being part of it (unless include_stop_str_in_output is set); "
+        "of several that one token completes, the one that begins first. A structured output that it cuts short is an "
+        "invalid_schema error. Default: none.",
     )
     stop_token_ids: list[int] = Field([], description="Token ids that end the output.")
     logit_bias: dict[int, float] | None = Field(
@@ -125,6 +128,11 @@ class SamplingSpec(Section):
         "among them. Default: all.",
     )
     ignore_eos: bool = Field(False, description="Continue after the end-of-sequence token (for benchmarks).")
+    include_stop_str_in_output: bool = Field(
+        False,
+        description="Texts keep the stop that ended them: the text of `stop`, and that of a token of `stop_token_ids` "
+        "unless it is a special token, which has none. Tokens and log-probabilities are as without it.",
+    )
     seed: int = Field(
         0, description="The job's seed. A row's sampling noise depends only on this, its id and the sample."
     )
@@ -200,7 +208,7 @@ class SamplingSpec(Section):
     @model_validator(mode="after")
     def _ends_when_whole(self) -> SamplingSpec:
         if self.structured_outputs is not None and self.ignore_eos:
-            raise ValueError("ignore_eos: a structured output ends when it is complete; leave out one of the two")
+            raise ValueError(_ENDS_WHEN_WHOLE)
         return self
 
     @model_validator(mode="after")
@@ -241,6 +249,8 @@ class SamplingSpec(Section):
         structures = self._structured_params(of_row)
         if of_row is None:  # else the answer has no room for calls
             structures |= self._tool_params(calls_of_row)
+        if overrides and overrides.get("ignore_eos") and structures.get("structured_outputs") is not None:
+            raise ValueError(_ENDS_WHEN_WHOLE)
         return SamplingParams(**structures, **values)
 
     def _plain_params(self, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The text of outputs: what their tokens add to the text of the prompt, up to the stop string that ended them.
+"""The text of outputs: what their tokens add to the text of the prompt, up to the stop that ended them or with it.
 
 Some tokenizers (Llama 2, Mistral) drop the space that a text begins with. An output goes on a text, so it is decoded
 behind the last tokens of its prompt and keeps its space, as in vLLM. Knows the tokenizer as a function, and no rows.
@@ -7,7 +7,7 @@ behind the last tokens of its prompt and keeps its space, as in vLLM. Knows the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bulkrun.request import Completion
 
@@ -22,14 +22,30 @@ class Decode(Protocol):
     def __call__(self, sequences: list[Sequence[int]], skip_special_tokens: bool = ...) -> list[str]: ...
 
 
-def output_texts(decode: Decode, prompts: Sequence[Tokens], completions: Sequence[Completion]) -> list[str]:
-    """The text of each completion; where a stop string ended the output, the text ends before it."""
-    texts = added_texts(decode, prompts, [completion.token_ids for completion in completions])
-    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
-    without_last = [completions[i].token_ids[:-1] for i in stopped]
-    before = added_texts(decode, [prompts[i] for i in stopped], without_last)
+class Output(NamedTuple):
+    """A completion, the prompt that it goes on, and whether the stop that ended it is part of its text."""
+
+    prompt: Tokens
+    completion: Completion
+    includes_stop: bool = False
+
+    @property
+    def token_ids(self) -> Tokens:
+        """The tokens that the text is made of: with the stop token that is part of it."""
+        done = self.completion
+        stop = done.stop_reason if self.includes_stop else None
+        return (*done.token_ids, stop) if isinstance(stop, int) else done.token_ids
+
+
+def output_texts(decode: Decode, outputs: Sequence[Output]) -> list[str]:
+    """The text of each output; where a stop string ended it, the text ends before that, or with it."""
+    texts = added_texts(decode, [output.prompt for output in outputs], [output.token_ids for output in outputs])
+    stopped = [i for i, output in enumerate(outputs) if isinstance(output.completion.stop_reason, str)]
+    without_last = [outputs[i].token_ids[:-1] for i in stopped]
+    before = added_texts(decode, [outputs[i].prompt for i in stopped], without_last)
     for i, prefix in zip(stopped, before, strict=True):
-        texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), prefix)
+        stop, includes_stop = str(outputs[i].completion.stop_reason), outputs[i].includes_stop
+        texts[i] = cut_at_stop(texts[i], stop, prefix, includes_stop=includes_stop)
     return texts
 
 
@@ -47,13 +63,13 @@ def added_texts(decode: Decode, prompts: Sequence[Tokens], outputs: Sequence[Tok
     return [next(added) if output else "" for output in outputs]
 
 
-def cut_at_stop(text: str, stop: str, before: str) -> str:
-    """`text` up to the stop string that its last token completed; `before` is the text without that token.
+def cut_at_stop(text: str, stop: str, before: str, *, includes_stop: bool = False) -> str:
+    """`text` up to the stop string that its last token completed, or with it; `before` is the text without that token.
 
     An earlier occurrence did not end the output (min_tokens), so it is part of the answer.
     """
     at = text.find(stop, max(0, shared_length(text, before) - len(stop) + 1))
-    return text if at < 0 else text[:at]
+    return text if at < 0 else text[: at + len(stop) if includes_stop else at]
 
 
 def shared_length(text: str, start: str) -> int:

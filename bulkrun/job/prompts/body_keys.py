@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from bulkrun.errors import did_you_mean
-from bulkrun.job.jobfile.sampling import Choosing
+from bulkrun.job.jobfile.sampling import Choosing, Flag
 from bulkrun.job.prompts.conversations import shown
 from bulkrun.request import BOUNDS
 
 NUMBERS = tuple(key for key in get_args(Choosing) if BOUNDS[key].kind is float)
 WHOLE_NUMBERS = (*(key for key in get_args(Choosing) if BOUNDS[key].kind is int), "max_completion_tokens", "seed")
+FLAGS: tuple[str, ...] = get_args(Flag)
 STRUCTURES = (
     "response_format",
     "structured_outputs",
@@ -29,12 +30,13 @@ STRUCTURES = (
 TEXT_FORMAT = "text.format"  # where /v1/responses has it
 # Honoured: a row's own values win over the job's.
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
-BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, "n", "logprobs", *STRUCTURES)
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
 # Of /v1/responses: how a token is drawn is said as in a chat, what is asked elsewhere.
-RESPONSE_TOO = (*NUMBERS, *(key for key in WHOLE_NUMBERS if not key.startswith("max_")), *_LISTS, "structured_outputs")
+_NOT_MOST = tuple(key for key in WHOLE_NUMBERS if not key.startswith("max_"))
+RESPONSE_TOO = (*NUMBERS, *_NOT_MOST, *_LISTS, *FLAGS, "structured_outputs")
 _RESPONSE_ONLY = ("input", "instructions", "max_output_tokens", "text", "reasoning", "include")
 OF_RESPONSE = (*_RESPONSE_ONLY, "top_logprobs", "chat_template_kwargs", *_OF_TOOLS, *RESPONSE_TOO)
 OF_EMBEDDING = ("input", "dimensions", "encoding_format")
@@ -78,10 +80,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "best_of": (1,),
         "use_beam_search": (False,),
         "length_penalty": (1.0,),
-        "ignore_eos": (False,),
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
-        "include_stop_str_in_output": (False,),
         "include_reasoning": (True,),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
@@ -110,9 +110,7 @@ NEUTRAL_OF_RESPONSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "previous_input_messages": ([],),
         "enable_response_messages": (False,),
         "include_reasoning": (True,),
-        "ignore_eos": (False,),
         "skip_special_tokens": (True,),
-        "include_stop_str_in_output": (False,),
         "mm_processor_kwargs": ({},),
         "media_io_kwargs": ({},),
         "vllm_xargs": ({},),
@@ -158,7 +156,6 @@ _REASONS = {
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "best_of": "set sampling.best_of in the job file",
-    "ignore_eos": "set sampling.ignore_eos in the job file",
     "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
     **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), "set run.on_too_long in the job file"),
     "prompt_logprobs": "set sampling.prompt_logprobs in the job file",

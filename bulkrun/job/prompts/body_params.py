@@ -13,6 +13,7 @@ from bulkrun.data.types.json_types import is_unicode
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.prompts.body_keys import (
+    FLAGS,
     NUMBERS,
     RESPONSE_TOO,
     TEXT_FORMAT,
@@ -36,6 +37,8 @@ class BodyParams:
     def __init__(self, sampling: SamplingSpec) -> None:
         self._n = sampling.n
         self._has_logprobs = sampling.logprobs is not None
+        # what a line need not say: one that says it stays the row it is without
+        self._flags = {key: getattr(sampling, key) for key in FLAGS if key not in sampling.per_row}
 
     def of_chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling values of a /v1/chat/completions body."""
@@ -69,6 +72,7 @@ class BodyParams:
         if "max_completion_tokens" in values:
             values["max_tokens"] = values.pop("max_completion_tokens")
         values |= _texts(body) | _token_ids(body) | _biases(body)
+        values |= {key: flag for key, flag in _flags(body).items() if flag is not self._flags.get(key)}
         if (structure := structure_of(body)) is not None:
             values["structured_outputs"] = structure
         return dict(sorted(values.items()))
@@ -117,6 +121,14 @@ def _token_ids(body: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(ids, list) or not all(type(token_id) is int for token_id in ids):
             raise BadBody(f"body.{key}: {shown(ids)} is not a list of token ids")
     return {key: ids for key, ids in given.items() if ids or key == "allowed_token_ids"}  # an empty one is refused
+
+
+def _flags(body: Mapping[str, Any]) -> dict[str, bool]:
+    given = {key: body[key] for key in FLAGS if key in body}
+    for key, flag in given.items():
+        if not isinstance(flag, bool):
+            raise BadBody(f"body.{key}: {shown(flag)} is not true or false")
+    return given
 
 
 def _biases(body: Mapping[str, Any]) -> dict[str, Any]:

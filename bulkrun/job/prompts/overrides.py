@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode, list_in
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.jobfile.sampling import Flag, SamplingSpec
 from bulkrun.job.prompts.body_keys import BadBody
 from bulkrun.job.prompts.body_structure import KINDS, Structure, structure_of
 from bulkrun.job.prompts.own_values import own_values
@@ -105,9 +105,19 @@ def sampling_value(
         return _token_ids(value)
     if key == "logit_bias":
         return _biases(value)
+    if key in get_args(Flag):
+        return _flag(value)
     if key == "structured_outputs":
         return _structure(value)
     return _number(int if key == "seed" else BOUNDS[key].kind, value)
+
+
+def _flag(value: Any) -> bool:
+    """CSV's columns are text, and so is what programs write into them: true, True, TRUE."""
+    flag = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(flag, bool):
+        raise ValueError(f"{value!r} is not true or false")
+    return flag
 
 
 def _number(kind: type[int] | type[float], value: Any) -> int | float:

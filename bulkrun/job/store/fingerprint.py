@@ -31,7 +31,7 @@ _BEFORE = (("text_pair", None), ("score_lines", False), ("text_lists", False), (
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
 _BEFORE_SAMPLING: tuple[tuple[str, Any], ...] = (
     *(("tool_calls", None), ("logprobs_over", "vocabulary")),
-    *(("logit_bias", None), ("bad_words", []), ("allowed_token_ids", None)),
+    *(("logit_bias", None), ("bad_words", []), ("allowed_token_ids", None), ("include_stop_str_in_output", False)),
 )
 
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}

@@ -20,7 +20,7 @@ from bulkrun.job.jobfile.tool_calls import CHANNELS
 from bulkrun.job.outputs.channels import begun_head, split_channels
 from bulkrun.job.outputs.logprobs import TokenTexts, column_value
 from bulkrun.job.outputs.marker_decode import MarkerDecode
-from bulkrun.job.outputs.output_text import Decode, added_texts, output_texts, shared_length
+from bulkrun.job.outputs.output_text import Decode, Output, added_texts, output_texts, shared_length
 from bulkrun.job.outputs.thoughts import Thoughts, span_of, split_thoughts
 from bulkrun.job.outputs.tool_calls import MARKERS, split_calls
 from bulkrun.job.store.journal import JournalRecord
@@ -51,6 +51,12 @@ class Answer:
 
     generation: Generation
     completion: Completion
+
+    @property
+    def output(self) -> Output:
+        """What the text is read from."""
+        request = self.generation.request
+        return Output(request.prompt_token_ids, self.completion, request.sampling.include_stop_str_in_output)
 
 
 def _parser_of(column: pa.DataType | None, structured: StructuredOutput) -> OutputParser | BoundCallsParser:
@@ -88,8 +94,7 @@ class AnswerReader:
         return [self._record(answer, as_unicode(texts[index])) for index, answer in enumerate(answers)]
 
     def _texts(self, answers: Sequence[Answer], form: ToolFormat | None) -> list[str]:
-        prompts = [answer.generation.request.prompt_token_ids for answer in answers]
-        return output_texts(self._decode_of(form), prompts, [answer.completion for answer in answers])
+        return output_texts(self._decode_of(form), [answer.output for answer in answers])
 
     def _decode_of(self, form: ToolFormat | None) -> Decode:
         """Texts in which a form is looked for show its markers."""
@@ -155,7 +160,7 @@ class AnswerReader:
         return begun_head(prompt_end)
 
     def _split(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
-        token_ids, prompt = answer.completion.token_ids, answer.generation.request.prompt_token_ids
+        token_ids, prompt = answer.output.token_ids, answer.generation.request.prompt_token_ids
         [raw, prompt_end] = self._decode([token_ids, prompt[-_PROMPT_END_TOKENS:]], skip_special_tokens=False)
         if prompt_end.rstrip().endswith(thinking.end):
             return Thoughts(None, text)  # the template has ended the thoughts before they began
@@ -168,7 +173,7 @@ class AnswerReader:
 
     def _split_at_tokens(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
         """Split where the text, which may end before the tokens do (at a stop string), comes to the markers' tokens."""
-        token_ids = answer.completion.token_ids
+        token_ids = answer.output.token_ids
         self._tokens.learn(token_ids)
         pieces = [self._tokens[token_id] for token_id in token_ids]
         start, end = span_of(thinking.start, pieces), span_of(thinking.end, pieces)
@@ -180,7 +185,7 @@ class AnswerReader:
 
     def _length(self, answer: Answer, text: str, num_tokens: int) -> int:
         """How much of an output's text its first tokens are."""
-        token_ids = answer.completion.token_ids[:num_tokens]
+        token_ids = answer.output.token_ids[:num_tokens]
         decode = self._decode_of(_form_of(answer))
         [read] = added_texts(decode, [answer.generation.request.prompt_token_ids], [token_ids])
         return shared_length(text, as_unicode(read))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from bulkrun.job.outputs.output_text import cut_at_stop, output_texts
+from bulkrun.job.outputs.output_text import Output, cut_at_stop, output_texts
 from bulkrun.request import Completion, SamplingParams, StructuredOutput
 from bulkrun.text.constraint import token_constraint_factory
 from bulkrun.text.stop import stop_matcher_factory
@@ -29,9 +29,11 @@ def tokenizer(kind: str) -> Tokenizer:
     return Tokenizer.from_dir(KINDS[kind](Path(mkdtemp())))
 
 
-def read(kind: str, prompt: list[int], output: list[int], stop: str | None = None) -> str:
+def read(
+    kind: str, prompt: list[int], output: list[int], stop: int | str | None = None, *, includes_stop: bool = False
+) -> str:
     done = Completion("0", tuple(output), "stop", stop_reason=stop)
-    return output_texts(tokenizer(kind).decode_batch, [prompt], [done])[0]
+    return output_texts(tokenizer(kind).decode_batch, [Output(prompt, done, includes_stop)])[0]
 
 
 def split(kind: str, prompt: str, output: str) -> tuple[list[int], list[int]]:
@@ -107,6 +109,27 @@ def test_the_text_ends_before_the_occurrence_that_stopped_it(
     whole, before = read(kind, prompt, output[: found[0]]), read(kind, prompt, output[: found[0] - 1])
     starts = [at for at in range(len(whole)) if whole.startswith(stop, at) and not before.startswith(stop, at)]
     assert read(kind, prompt, output[: found[0]], stop) == whole[: starts[0]]
+    assert read(kind, prompt, output[: found[0]], stop, includes_stop=True) == whole[: starts[0] + len(stop)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("includes_stop", [False, True])
+def test_the_text_of_a_stop_token_may_be_part_of_the_text(kind: str, includes_stop: bool) -> None:
+    """Oracle: the text of all that was generated, the stop token too, as in vLLM."""
+    prompt, output = split(kind, "A b!", "x the\n end")
+    for count in range(1, len(output)):
+        *before, stop = output[:count]
+        text = read(kind, prompt, before, stop, includes_stop=includes_stop)
+        assert text == read(kind, prompt, output[:count] if includes_stop else before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_stop_token_has_no_text(kind: str) -> None:
+    prompt, output = split(kind, "A!", " the")
+    [[*_, end]] = tokenizer(kind).encode_batch(["</s>"], False)
+    assert read(kind, prompt, output, end, includes_stop=True) == " the"
+    assert read(kind, prompt, output, None, includes_stop=True) == " the", "a model's own end has none either"
+    assert read(kind, prompt, [], end, includes_stop=True) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,6 +148,7 @@ def test_the_last_token_may_begin_inside_the_stop_string_and_go_on_after_it(head
     cut = cut_at_stop(text, stop, (head + stop)[:-1])
     assert text.startswith(cut + stop) and len(cut) <= len(head)
     assert len(cut + stop) >= len(head + stop), "an earlier occurrence was whole before"
+    assert cut_at_stop(text, stop, (head + stop)[:-1], includes_stop=True) == cut + stop
 
 
 def test_a_text_without_its_stop_string_stays() -> None:
@@ -134,4 +158,5 @@ def test_a_text_without_its_stop_string_stays() -> None:
 def test_the_prompt_of_an_output_that_never_ran_is_not_decoded() -> None:
     done = [Completion("0", (), "error"), Completion("1", tuple(split("byte level", "a", " the")[1]), "stop")]
     prompts = [[-1, 2**70], split("byte level", "a", " the")[0]]
-    assert output_texts(tokenizer("byte level").decode_batch, prompts, done) == ["", " the"]
+    outputs = [Output(prompt, one) for prompt, one in zip(prompts, done, strict=True)]
+    assert output_texts(tokenizer("byte level").decode_batch, outputs) == ["", " the"]

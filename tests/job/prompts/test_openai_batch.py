@@ -141,6 +141,8 @@ def test_every_parameter_of_openai_and_vllm_that_is_honoured_reaches_the_samplin
         "logit_bias": {"5": -100.0, "17": 2.5},
         "bad_words": ["x", " y z"],
         "allowed_token_ids": [17, 4],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
     }
     assert overrides(chat(**plain)) == plain
     assert overrides(completion(**plain)) == plain
@@ -382,7 +384,9 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(chat_template_kwargs=[1]), ["body.chat_template_kwargs: [1] is not a mapping"]),
         (completion(chat_template_kwargs={"a": 1}), ["body.chat_template_kwargs", "no chat template"]),
         (chat(skip_special_tokens=False), ["body.skip_special_tokens: False is not supported"]),
-        (chat(ignore_eos=True), ["body.ignore_eos", "sampling.ignore_eos"]),
+        (chat(ignore_eos=1), ["body.ignore_eos: 1 is not true or false"]),
+        (chat(include_stop_str_in_output="yes"), ["body.include_stop_str_in_output: 'yes' is not true or false"]),
+        (chat(ignore_eos=True, guided_regex="a"), ["ignore_eos: a structured output ends when it is complete"]),
         (chat(add_special_tokens=True), ["body.add_special_tokens: True"]),
         (completion(add_special_tokens=False), ["body.add_special_tokens: False"]),
         (completion(logprobs=True), ["body.logprobs: True"]),
@@ -400,6 +404,15 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+
+
+@pytest.mark.parametrize("key", ["ignore_eos", "include_stop_str_in_output"])
+def test_a_line_that_says_what_the_job_says_is_the_row_it_is_without(key: str) -> None:
+    assert prompt_of(chat(**{key: False})).sampling.overrides is None
+    assert prompt_of(chat(**{key: True}), sampling={key: True}).sampling.overrides is None
+    assert overrides(chat(**{key: False}), sampling={key: True}) == {key: False}
+
+
 CALLS = {"tool_calls": {"format": "hermes"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 

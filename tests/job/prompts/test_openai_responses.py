@@ -155,6 +155,7 @@ SAME = {
     "logit_bias": {"5": 1},
     "bad_words": ["no"],
     "allowed_token_ids": [5, 6],
+    "include_stop_str_in_output": True,
     "structured_outputs": {"regex": "a+"},
     "chat_template_kwargs": {"tone": "dry"},
 }
@@ -165,6 +166,7 @@ ALLOWED = {"type": "allowed_tools", "tools": [ONE]}
     ("of_chat", "given", "sections"),
     [
         (SAME, SAME, {}),
+        ({"ignore_eos": True}, {"ignore_eos": True}, {}),
         ({"max_completion_tokens": 5, "temperature": 1}, {"temperature": 1, "max_output_tokens": 5}, {}),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},

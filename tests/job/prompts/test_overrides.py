@@ -19,6 +19,7 @@ from bulkrun.request import RowError
 from tests.job.plan.planning import job, write_jsonl
 
 ALL = {"max_tokens": "m", "temperature": "t", "top_k": "k", "stop": "s", "seed": "seed", "min_tokens": "min"}
+ALL |= {"ignore_eos": "on", "include_stop_str_in_output": "kept"}
 ALL |= {"bad_words": "bad", "allowed_token_ids": "only", "stop_token_ids": "ends", "logit_bias": "bias"}
 NONE = dict.fromkeys(ALL.values())
 
@@ -74,6 +75,10 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
         ("bias", "5"),
         ("bias", "{"),
         ("bias", {"a": 1}),
+        ("on", "yes"),
+        ("on", 1),
+        ("kept", 0.0),
+        ("kept", []),
     ],
 )
 def test_a_bad_value_is_bad_input_that_names_column_and_value(column: str, value: Any) -> None:
@@ -120,6 +125,25 @@ def test_words_and_token_ids_come_as_lists_also_where_the_column_is_text(
     sampling = of_row(**values)
     assert isinstance(sampling, RowSampling)
     assert json.loads(sampling.overrides or "") == overrides
+
+
+@pytest.mark.parametrize(("value", "flag"), [(True, True), (False, False), ("true", True), (" False ", False)])
+def test_true_and_false_come_as_such_and_as_text(value: Any, flag: bool) -> None:
+    sampling = of_row(on=value, kept=value)
+    assert isinstance(sampling, RowSampling)
+    assert json.loads(sampling.overrides or "") == {"ignore_eos": flag, "include_stop_str_in_output": flag}
+    params = SamplingSpec(max_tokens=50, ignore_eos=True).to_params(json.loads(sampling.overrides or ""))
+    assert params.ignore_eos is flag and params.include_stop_str_in_output is flag
+
+
+@pytest.mark.parametrize("own", [{"structured_outputs": {"regex": "a"}}, {}])
+def test_a_row_whose_output_is_structured_does_not_ignore_its_end(own: dict[str, Any]) -> None:
+    sampling = SamplingSpec(per_row=ALL, structured_outputs=None if own else {"regex": "a"})
+    error = Overrides(sampling, list(ALL.values())).of_row({**NONE, "on": True}, own)
+    assert isinstance(error, RowError) and error.code == "bad_input"
+    assert error.message.startswith("column 'on' (sampling.ignore_eos): ignore_eos: a structured output ends when it")
+    job = SamplingSpec(ignore_eos=True, per_row={"structured_outputs": "form"})
+    assert isinstance(Overrides(job, ["form"]).of_row({"form": {"regex": "a"}}), RowSampling), "of a column it does"
 
 
 @pytest.mark.parametrize(

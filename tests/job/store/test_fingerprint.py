@@ -73,6 +73,7 @@ def test_a_job_without_tools_is_the_run_it_was_before_there_were_any() -> None:
         {"logit_bias": {"5": 1.0}},
         {"bad_words": ["a"]},
         {"allowed_token_ids": [5]},
+        {"include_stop_str_in_output": True},
     ],
 )
 def test_what_changes_an_outputs_numbers_makes_another_run(changed: dict[str, Any]) -> None:

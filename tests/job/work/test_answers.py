@@ -445,3 +445,46 @@ def test_an_answer_bound_to_something_else_has_no_calls() -> None:
     text = f"<tool_call>{CALL}</tool_call>"
     made = calling(ids(text), structured_outputs=StructuredOutput("regex", ".*"))
     assert (made.response, made.finish_reason, made.extra) == (text, "stop", {})
+
+
+def kept(output: tuple[int, ...], stop: int | str, columns: Sequence[str] = (), **sampling: Any) -> JournalRecord:
+    params = SamplingParams(include_stop_str_in_output=True, **sampling)
+    return record(output, columns=columns, sampling=params, stop_reason=stop, num_output_tokens=len(output))
+
+
+def test_a_text_may_keep_the_stop_that_ended_it() -> None:
+    assert kept(ids("One. T"), " T").response == "One. T"
+    assert kept(ids("One"), ord(".")).response == "One."
+    assert kept(ids("One"), 900).response == "One", "a special token has no text"
+
+
+def test_thoughts_may_end_with_the_marker_that_is_the_stop() -> None:
+    spelled = ids("<think>why")
+    for output, stop in (((*spelled, *ids("</think>")), "</think>"), (spelled, 902), ((901, *ids("why")), 902)):
+        made = kept(output, stop, ["reasoning"], thinking=THINKING)
+        assert (made.response, made.error_code, made.extra) == ("", None, {"reasoning": "why"})
+    inside = kept(ids("<think>why not"), "not", ["reasoning"], thinking=THINKING)
+    assert (inside.response, inside.error_code, inside.extra) == (None, "no_answer", {"reasoning": "why not"})
+
+
+@pytest.mark.parametrize(("end", "stop"), [(ids("</tool_call>"), "</tool_call>"), ((), 908)])
+def test_a_call_is_whole_with_the_marker_that_is_the_stop(end: tuple[int, ...], stop: int | str) -> None:
+    output = ids('<tool_call>{"name": "f", "arguments": {}}')
+    made = kept((*output, *end), stop, ["tool_calls"], tool_calls=ToolCalls("hermes"))
+    assert (made.response, made.finish_reason) == (None, "tool_calls")
+    assert [call._asdict() for call in made.extra["tool_calls"]] == [{"name": "f", "arguments": "{}"}]
+
+
+def test_a_structured_output_is_judged_with_the_stop_that_it_keeps() -> None:
+    bound = StructuredOutput("json", json.dumps({"type": "array"}))
+    for includes, code in ((True, None), (False, "invalid_schema")):
+        params = SamplingParams(structured_outputs=bound, include_stop_str_in_output=includes)
+        made = record(ids("[1, 2]"), sampling=params, stop_reason="]", progress="closed" if includes else "unfinished")
+        assert (made.response, made.error_code) == ("[1, 2]" if includes else "[1, 2", code)
+
+
+def test_log_probabilities_are_those_of_the_tokens_that_count() -> None:
+    entries = tuple(TokenLogprob(token, -1.0) for token in ids("a"))
+    params = SamplingParams(include_stop_str_in_output=True, logprobs=0)
+    made = record(ids("a"), columns=["logprobs"], sampling=params, stop_reason=ord("b"), logprobs=entries)
+    assert made.response == "ab" and [entry["token"] for entry in made.extra["logprobs"]] == ["a"]
