@@ -34,6 +34,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "LogprobsOver",
+    "PartKind",
     "PartialOutput",
     "Progress",
     "RepetitionStop",
@@ -49,6 +50,7 @@ __all__ = [
     "TokenLogprob",
     "ToolCalls",
     "ToolFormat",
+    "part_name",
 ]
 
 FinishReason = Literal[
@@ -107,6 +109,15 @@ class Request:
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
     parts: tuple[int, ...] = ()
+
+
+# What the parts of a request are: pairs of texts, texts, or sides: of each pair its first text, then its second.
+PartKind = Literal["pair", "text", "side"]
+
+
+def part_name(kind: PartKind, number: int) -> str:
+    """What errors call one part of a request, `number` from 0 on."""
+    return f"pair {number // 2}, text {number % 2}" if kind == "side" else f"{kind} {number}"
 
 
 class TokenLogprob(NamedTuple):

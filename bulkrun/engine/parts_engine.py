@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from bulkrun.request import Completion, Engine, EngineStats, PartialOutput, Request
+from bulkrun.request import Completion, Engine, EngineStats, PartialOutput, PartKind, Request, part_name
 
 _STEPS_AHEAD = 4  # among so many texts those of a step may be of similar lengths
 
@@ -45,8 +45,8 @@ class _Whole:
 class PartsEngine:
     """Around an engine that is nobody else's. Not thread-safe: one caller adds and steps."""
 
-    def __init__(self, engine: Engine, part: str) -> None:
-        """`part`: what errors call one, as `pair`."""
+    def __init__(self, engine: Engine, part: PartKind) -> None:
+        """`part`: what the parts are, for errors."""
         self._engine, self._part = engine, part
         self._wholes: dict[str, _Whole] = {}
         self._waiting: deque[Iterator[Request]] = deque()  # of each request the parts that are not in the engine
@@ -133,12 +133,12 @@ class PartsEngine:
         return _joined(whole, self._part)
 
 
-def _joined(whole: _Whole, part_name: str) -> Completion:
+def _joined(whole: _Whole, kind: PartKind) -> Completion:
     """The numbers of all parts in their order; of a request with a part that failed, the first such error alone."""
     parts = [whole.done[number] for number in whole.first]
     for number, part in enumerate(parts):
         if part.error is not None:
-            error = part.error._replace(message=f"{part_name} {number}: {part.error.message}")
+            error = part.error._replace(message=f"{part_name(kind, number)}: {part.error.message}")
             return _ended(whole.request, replace(part, error=error))
     return _ended(whole.request, replace(parts[0], embedding=b"".join(part.embedding or b"" for part in parts)))
 

@@ -31,11 +31,11 @@ def engine_factory(prepared: PreparedJob) -> Callable[[str], Engine]:
 
 def _of_job(engine: Engine, spec: JobSpec) -> Engine:
     """The engine, for prompts of several texts too where the job's are."""
-    if spec.prompt.several is None:
+    if spec.several is None:
         return engine
     from bulkrun.engine.parts_engine import PartsEngine
 
-    return PartsEngine(engine, spec.prompt.several)
+    return PartsEngine(engine, spec.several)
 
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec, adapter: Path | None = None) -> Engine:

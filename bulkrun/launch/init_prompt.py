@@ -82,7 +82,10 @@ def _of_a_batch(task: Task) -> list[str]:
     if task == "classify":
         return ["prompt: {score_lines: true}  # an OpenAI batch: its lines, /v1/score and /v1/rerank, bring the pairs"]
     brings = "prompts and parameters" if task == "generate" else "texts"
-    lists = ["# prompt: {text_lists: true}  # where lines have lists of texts: a vector of each, in embeddings"]
+    lists = [
+        "# prompt: {text_lists: true}  # where lines have lists of texts: a vector of each, in embeddings",
+        "# prompt: {score_lines: true}  # where lines are of /v1/score and /v1/rerank: the cosines of pairs, in scores",
+    ]
     said = f"# An OpenAI batch: its lines bring {brings}, so there is no section `prompt`."
     return [said, *(lists if task == "embed" else [])]
 

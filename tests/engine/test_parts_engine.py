@@ -64,6 +64,12 @@ def test_one_text_that_fails_is_the_end_of_its_request_alone() -> None:
     assert struct.calcsize(f"{2 * VECTOR_NUMBERS}f") == len(done["good"].embedding or b"")
 
 
+def test_a_side_of_a_pair_that_fails_is_named_by_its_pair() -> None:
+    engine = PartsEngine(FakeEmbedder(refuse=lambda asked: list(asked.prompt_token_ids) == [3]), "side")
+    engine.add_request(request("a", [1], [2], [1], [3]))
+    assert ended(engine)["a"].error == RowError("engine_error", "pair 1, text 1: no")
+
+
 def test_no_more_goes_in_than_a_few_steps_take() -> None:
     inner = FakeEmbedder(max_num_seqs=2)
     engine = PartsEngine(inner, "text")

@@ -42,6 +42,14 @@ VECTORS_FIELDS: tuple[pa.Field, ...] = tuple(
     for field in VECTOR_FIELDS
 )
 SCORES = "scores"
+# Of one whose rows are pairs of texts: the cosines of their vectors.
+COSINE_FIELDS: tuple[pa.Field, ...] = (
+    *_ROW_FIELDS,
+    pa.field("score", pa.float32()),  # the highest; null where a row failed
+    pa.field(SCORES, pa.list_(pa.float32())),
+    pa.field("prompt_tokens", pa.int32()),
+    *_ERROR_FIELDS,
+)
 _LABELS = b"labels"  # in the metadata of the column of scores
 
 

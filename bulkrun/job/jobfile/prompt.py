@@ -69,8 +69,9 @@ class PromptSpec(Section):
     )
     score_lines: bool = Field(
         False,
-        description="With task: classify, the input is an OpenAI batch (custom_id, url, body) of vLLM's /v1/score and "
-        "/v1/rerank: a line's body brings its pairs of texts, and the column scores has a number for each.",
+        description="With task: classify or embed, the input is an OpenAI batch (custom_id, url, body) of vLLM's "
+        "/v1/score and /v1/rerank: a line's body brings its pairs of texts, and the column scores has a number for "
+        "each: the model's, or with task: embed the cosine of the two vectors.",
     )
     text_lists: bool = Field(
         False,
@@ -105,16 +106,6 @@ class PromptSpec(Section):
         "function's parameters then.",
     )
 
-    @property
-    def of_pairs(self) -> bool:
-        """Whether the model reads two texts at once."""
-        return self.text_pair is not None or self.score_lines
-
-    @property
-    def several(self) -> Literal["pair", "text"] | None:
-        """Of what a row may have several; None: it is one text, or one pair."""
-        return "pair" if self.score_lines else "text" if self.text_lists else None
-
     @field_validator("tools")
     @classmethod
     def _tools(cls, tools: list[dict[str, Any]] | str | None) -> list[dict[str, Any]] | str | None:
@@ -148,6 +139,7 @@ class PromptSpec(Section):
         if len(given) > 1:
             raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
         given += [] if self.text_pair is None else ["text_pair"]
+        given += ["text_lists"] if self.score_lines and self.text_lists else []
         if self.score_lines and given:
             raise ValueError(f"score_lines: the lines' bodies bring the texts; leave out {' and '.join(given)}")
         if self.text_lists and (others := [key for key in given if key != "column"]):

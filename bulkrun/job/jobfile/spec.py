@@ -24,6 +24,7 @@ from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.task import NOTHING_SAMPLED, problem_of_task
 from bulkrun.job.jobfile.tools import AUTO, NONE
+from bulkrun.request import PartKind
 from bulkrun.settings import Task
 
 
@@ -224,6 +225,18 @@ class JobSpec(Section):
     def sampled(self) -> SamplingSpec:
         """How its rows run: as `sampling` says, or as rows do of which nothing is generated."""
         return self.sampling if self.generates else NOTHING_SAMPLED
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether the model reads two texts at once."""
+        return self.task == "classify" and (self.prompt.text_pair is not None or self.prompt.score_lines)
+
+    @property
+    def several(self) -> PartKind | None:
+        """Of what a row may have several; None: it is one text, or one pair."""
+        if self.prompt.score_lines:
+            return "pair" if self.task == "classify" else "side"
+        return "text" if self.prompt.text_lists else None
 
     def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
         """This job with new, unchecked values for some keys: `with_keys(run={"workers": 2})`."""

@@ -32,8 +32,9 @@ def _problems(task: Task, sections: Mapping[str, Section]) -> Iterator[str]:
         if task != other:
             fix = f"is for {made}, and this job {_MAKES[task]}; write task: {other}, or leave it out"
             yield from (f"{name}.{key}: {fix}" for key in _given(sections[name]))
-    of_pairs = [key for key in _given(sections["prompt"]) if key in ("text_pair", "score_lines")]
-    for key in of_pairs if task != "classify" else ():
+    of_pairs = ("text_pair",) if task == "embed" else ("text_pair", "score_lines")  # of lines there are cosines too
+    given = [key for key in _given(sections["prompt"]) if key in of_pairs]
+    for key in given if task != "classify" else ():
         yield (
             f"prompt.{key}: is for labels of pairs of texts, and this job {_MAKES[task]}; write task: classify, or "
             "leave it out"

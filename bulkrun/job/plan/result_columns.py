@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from bulkrun.data.results.json_schema import arrow_type
-from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS, VECTORS_FIELDS, score_fields
+from bulkrun.data.results.schema import COSINE_FIELDS, RESULT_FIELDS, VECTOR_FIELDS, VECTORS_FIELDS, score_fields
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.settings import Task
@@ -23,16 +23,20 @@ _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
 def result_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
     """Every column that the job adds to those of the input, in their order in the result."""
     labels = spec.classification.labels or ()
-    return (*usual_fields(spec.task, labels, text_lists=spec.prompt.text_lists), *extra_fields(spec))
+    prompt = spec.prompt
+    usual = usual_fields(spec.task, labels, text_lists=prompt.text_lists, score_lines=prompt.score_lines)
+    return (*usual, *extra_fields(spec))
 
 
-def usual_fields(task: Task, labels: Sequence[str] = (), *, text_lists: bool = False) -> tuple[pa.Field, ...]:
-    """The columns that all jobs of a task add; `labels` are those of one that classifies, `text_lists` says of one that
-    embeds that its rows may have several texts."""
+def usual_fields(
+    task: Task, labels: Sequence[str] = (), *, text_lists: bool = False, score_lines: bool = False
+) -> tuple[pa.Field, ...]:
+    """The columns that all jobs of a task add; `labels` are those of one that classifies. Of one that embeds
+    `text_lists` says that its rows may have several texts, `score_lines` that they are pairs of texts."""
     if task == "classify":
         return score_fields(labels)
     if task == "embed":
-        return VECTORS_FIELDS if text_lists else VECTOR_FIELDS
+        return COSINE_FIELDS if score_lines else VECTORS_FIELDS if text_lists else VECTOR_FIELDS
     return RESULT_FIELDS
 
 

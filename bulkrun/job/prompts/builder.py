@@ -79,7 +79,8 @@ class PromptBuilder:
         self._second = None if spec.prompt.text_pair is None else SecondText(spec.prompt.text_pair, columns)
         if self._second is not None:
             refuse_single_braces("prompt.template", spec.prompt.template or "", columns, self._reads)
-        self._encoder = PromptEncoder(text, of_pairs=spec.prompt.of_pairs)
+        self._encoder = PromptEncoder(text, of_pairs=spec.of_pairs, several=spec.several or "text")
+        self._of_pairs = spec.of_pairs
         second_reads = [] if self._second is None else self._second.reads
         self._reads = list(dict.fromkeys([*self._reads, *second_reads, *self._overrides.reads]))
         if not self._reads:
@@ -138,6 +139,8 @@ class PromptBuilder:
         ask = self._ask(row)
         if isinstance(ask, RowError):
             return ask
+        if ask.pairs and not self._of_pairs:  # the model reads one text at a time
+            return self._render_texts([text for pair in ask.pairs for text in pair])
         if ask.pairs:
             return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, pairs=ask.pairs)
         if ask.texts:

@@ -22,6 +22,10 @@ _OF_PROMPTS = {  # column -> the key that names it
     "conversations": "messages",
 }
 _OF_TEXTS = {"text": "column", "prompt": "column"}
+_PAIRS_IN_COLUMNS: Mapping[str, str] = {
+    "classify": "For pairs in columns write prompt.column and prompt.text_pair",
+    "embed": "For pairs in columns embed each column, and compare the vectors by array_cosine_similarity in DuckDB",
+}
 
 
 def has_mapping(prompt: PromptSpec) -> bool:
@@ -107,7 +111,7 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         raise JobFileError(
             [
                 f"prompt.score_lines: the input is no OpenAI batch: it has no {missing}; it has: "
-                f"{', '.join(columns) or 'none'}. For pairs in columns write prompt.column and prompt.text_pair"
+                f"{', '.join(columns) or 'none'}. {_PAIRS_IN_COLUMNS[spec.task]}"
             ]
         )
     telling = _telling(spec)

@@ -18,7 +18,7 @@ from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.overrides import NO_OUTPUT, RowSampling
 from bulkrun.job.prompts.own_values import PARTS
 from bulkrun.job.prompts.text_codec import TextCodec
-from bulkrun.request import RowError
+from bulkrun.request import PartKind, RowError, part_name
 
 CHARACTERS_AT_ONCE = 2**20  # a tokenizer takes some 150 bytes for each while it works
 
@@ -36,7 +36,7 @@ class Prompt(NamedTuple):
     sampling: RowSampling
     frame: Callable[[], PromptFrame] = PromptFrame
     parts: tuple[Prompt, ...] = ()
-    several: str = ""
+    several: PartKind = "text"
 
 
 class RenderedPrompt(NamedTuple):
@@ -56,10 +56,11 @@ class RenderedPrompt(NamedTuple):
 
 
 class PromptEncoder:
-    """Of one job; `of_pairs`: its prompts are pairs of texts; those of lists of texts say so themselves."""
+    """Of one job; `of_pairs`: its prompts are pairs of texts; those of lists of texts say so themselves, and `several`
+    what these are."""
 
-    def __init__(self, text: TextCodec, *, of_pairs: bool) -> None:
-        self._text, self._of_pairs = text, of_pairs
+    def __init__(self, text: TextCodec, *, of_pairs: bool, several: PartKind = "text") -> None:
+        self._text, self._of_pairs, self._several = text, of_pairs, several
         self._long_text = threading.Lock()
 
     def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
@@ -78,7 +79,10 @@ class PromptEncoder:
 
     def _encode_lists(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
         made = iter(self.encode([text for p in rendered if isinstance(p, RenderedPrompt) for text in p.texts]))
-        return [joined([*islice(made, len(p.texts))], "text") if isinstance(p, RenderedPrompt) else p for p in rendered]
+        return [
+            joined([*islice(made, len(p.texts))], self._several) if isinstance(p, RenderedPrompt) else p
+            for p in rendered
+        ]
 
     def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
         pairs = [pair for p in rendered if isinstance(p, RenderedPrompt) for pair in p.pairs]
@@ -123,7 +127,7 @@ def _paired(made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
     return made if isinstance(made, RowError) else Prompt(made[0], NO_OUTPUT, partial(PromptFrame.around_second, *made))
 
 
-def joined(parts: Sequence[Prompt | RowError], several: str) -> Prompt | RowError:
+def joined(parts: Sequence[Prompt | RowError], several: PartKind) -> Prompt | RowError:
     """One prompt of the parts of a row, which are called `several`; a single one is itself. A row of which one fails
     has no answer.
 
@@ -131,7 +135,7 @@ def joined(parts: Sequence[Prompt | RowError], several: str) -> Prompt | RowErro
     """
     for number, part in enumerate(parts):
         if isinstance(part, RowError):
-            return part if len(parts) == 1 else part._replace(message=f"{several} {number}: {part.message}")
+            return part if len(parts) == 1 else part._replace(message=f"{part_name(several, number)}: {part.message}")
     whole = tuple(part for part in parts if isinstance(part, Prompt))
     if len(whole) == 1:
         return whole[0]

@@ -1,9 +1,9 @@
 """OpenAI batch lines: `custom_id`, `method`, `url`, `body`, run as they are by the job's own model.
 
-Served are POST /v1/chat/completions, /v1/responses and /v1/completions, by a job that embeds /v1/embeddings, by one of
-pairs vLLM's /v1/score and /v1/rerank. A parameter that changes the answer is honoured or the row is a `bad_input` that
-names it; one that only concerns OpenAI's service (accounting, caching, hints to its own models) is ignored. So is
-`model`, unless the job has adapters for it to name. Knows the format; `openai_chat`, `openai_responses`,
+Served are POST /v1/chat/completions, /v1/responses and /v1/completions, by a job that embeds /v1/embeddings, by one
+that scores pairs vLLM's /v1/score and /v1/rerank. A parameter that changes the answer is honoured or the row is a
+`bad_input` that names it; one that only concerns OpenAI's service (accounting, caching, hints to its own models) is
+ignored. So is `model`, unless the job has adapters for it to name. Knows the format; `openai_chat`, `openai_responses`,
 `openai_embeddings` and `score_lines` know the bodies.
 """
 
@@ -40,7 +40,10 @@ _Read = Callable[[dict[str, Any]], Ask | RowError]  # of a body
 _TASKS = {
     **dict.fromkeys((CHAT_URL, RESPONSES_URL, COMPLETIONS_URL), "task: generate"),
     EMBEDDINGS_URL: "task: embed",
-    **dict.fromkeys((*SCORE_URLS, *RERANK_URLS), "task: classify and prompt: {score_lines: true}"),
+    **dict.fromkeys(
+        (*SCORE_URLS, *RERANK_URLS),
+        "task: classify and prompt: {score_lines: true}, or with a model of vectors task: embed and that",
+    ),
 }
 
 
@@ -65,11 +68,12 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
 
 def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
+    if spec.task == "classify" or spec.prompt.score_lines:
+        made = spec.classification if spec.task == "classify" else None
+        score, rerank = (partial(read, made=made) for read in (read_score, read_rerank))
+        return {**dict.fromkeys(SCORE_URLS, score), **dict.fromkeys(RERANK_URLS, rerank)}
     if spec.task == "embed":
         return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding, lists=spec.prompt.text_lists)}
-    if spec.task == "classify":
-        score, rerank = (partial(read, made=spec.classification) for read in (read_score, read_rerank))
-        return {**dict.fromkeys(SCORE_URLS, score), **dict.fromkeys(RERANK_URLS, rerank)}
     params, calls = BodyParams(spec.sampling), spec.sampling.tool_calls
     readers = {CHAT_URL: read_chat, RESPONSES_URL: read_response, COMPLETIONS_URL: _completion}
     return {url: partial(read, params=params, calls=calls) for url, read in readers.items()}

@@ -26,8 +26,8 @@ class Rerank(NamedTuple):
     returns_documents: bool
 
 
-def read_score(body: Mapping[str, Any], made: ClassificationSpec) -> Ask | RowError:
-    """The pairs that a /v1/score body without nulls asks about; `made`: how the job scores.
+def read_score(body: Mapping[str, Any], made: ClassificationSpec | None) -> Ask | RowError:
+    """The pairs that a /v1/score body without nulls asks about; `made`: how the job scores, None: by cosines.
 
     Raises BadBody, naming the key; a text of nothing is an `empty_prompt`.
     """
@@ -37,7 +37,7 @@ def read_score(body: Mapping[str, Any], made: ClassificationSpec) -> Ask | RowEr
     return _asking((first, _texts(body, first)), (second, _texts(body, second)))
 
 
-def read_rerank(body: Mapping[str, Any], made: ClassificationSpec) -> Ask | RowError:
+def read_rerank(body: Mapping[str, Any], made: ClassificationSpec | None) -> Ask | RowError:
     """The same of a /v1/rerank body: the query with each document."""
     check_rerank_keys(body)
     _check_activation(body, made)
@@ -106,14 +106,17 @@ def _place(key: str, index: int, texts: list[Any]) -> str:
     return f"body.{key}" if len(texts) == 1 else f"body.{key}, text {index}"
 
 
-def _check_activation(body: Mapping[str, Any], made: ClassificationSpec) -> None:
-    """Raise BadBody where the body wants another form of the scores than the job makes, or says nothing that can be."""
+def _check_activation(body: Mapping[str, Any], made: ClassificationSpec | None) -> None:
+    """Raise BadBody where the body wants another form of the scores than the job makes, or says nothing that can be.
+
+    A cosine has no activation, as in vLLM.
+    """
     for key in ACTIVATIONS:
         if (wanted := body.get(key)) is None:
             continue
         if not isinstance(wanted, bool):
             raise BadBody(f"body.{key}: {shown(wanted)} is not true or false")
-        if wanted != (made.activation != "none"):
+        if made is not None and wanted != (made.activation != "none"):
             raise BadBody(
                 f"body.{key}: {wanted}, but the job's scores have the activation {made.activation} "
                 "(classification.activation, for all lines)"

@@ -70,7 +70,7 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
             f"{run.root}: not finished, so rows would be missing; `bulkrun status {run.root}` shows how far it is, "
             "--partial exports what is committed"
         )
-    if options.format == "openai" and record.task == "classify":
+    if options.format == "openai" and _lines_of(record) == "classify":
         _refuse_labels(run, record)
     check_targets(run, options)
     report = ExportReport(finished=totals is not None)
@@ -88,7 +88,14 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
 
 
 def _usual(record: RunRecord) -> tuple[pa.Field, ...]:
-    return usual_fields(record.task, text_lists=bool(record.job["prompt"].get("text_lists")))
+    prompt = record.job["prompt"]
+    text_lists, score_lines = (bool(prompt.get(key)) for key in ("text_lists", "score_lines"))
+    return usual_fields(record.task, text_lists=text_lists, score_lines=score_lines)
+
+
+def _lines_of(record: RunRecord) -> Task:
+    """The task of which the answers are: cosines are scores, as those of a model of pairs."""
+    return "classify" if record.job["prompt"].get("score_lines") else record.task
 
 
 def _refuse_labels(run: RunDir, record: RunRecord) -> None:
@@ -124,7 +131,7 @@ class _Rows:
         self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
             fields = (field.name for field in _usual(record))
-            wanted = {*_LINE_COLUMNS, *self._of_lines(record.task), *fields, self.id_column}
+            wanted = {*_LINE_COLUMNS, *self._of_lines(_lines_of(record)), *fields, self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
 
     def _of_lines(self, task: Task) -> Sequence[str]:
@@ -184,7 +191,7 @@ def _write_lines(
 ) -> None:
     created = int(datetime.fromisoformat(record.created).timestamp())
     job = record.job
-    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], task=record.task)
+    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], task=_lines_of(record))
 
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():

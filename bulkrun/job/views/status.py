@@ -225,7 +225,7 @@ def first_look(root: str, record: RunRecord) -> str:
     """The query that shows some results; of a vector, which fills a screen, its beginning, of several that of the
     first. `root` is quoted."""
     columns = "*"
-    if record.task == "embed":
+    if record.task == "embed" and not record.job["prompt"].get("score_lines"):
         several = bool(record.job["prompt"].get("text_lists"))
         columns = f"* REPLACE ({'embeddings[1][:4] AS embeddings' if several else 'embedding[:4] AS embedding'})"
     return f'bulkrun query {root} "SELECT {columns} FROM results LIMIT 5"'

@@ -21,6 +21,7 @@ from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.request import Completion, RowError
 
 _FLOAT = np.dtype("<f4")
+_LEAST_LENGTH = 1e-8  # torch's, where vectors are compared
 _OF = ":"  # between how many vectors there are and their numbers
 F32 = npt.NDArray[np.float32]
 
@@ -44,6 +45,8 @@ def reader_of(decode: Decode, fields: Sequence[pa.Field]) -> AnswerReader | Vect
         return VectorReader(lambda made, _: {EMBEDDING: _text_of(made)})
     if EMBEDDINGS in by_name:
         return VectorReader(lambda made, num_texts: {EMBEDDINGS: f"{num_texts}{_OF}{_text_of(made)}"})
+    if SCORES in by_name and "label" not in by_name:
+        return VectorReader(cosines)
     if SCORES in by_name:
         labels = labels_of(by_name[SCORES])
         return VectorReader(lambda made, _: scored(made, labels))
@@ -58,6 +61,14 @@ def scored(made: bytes, labels: Sequence[str]) -> dict[str, Any]:
     scores = np.frombuffer(made, _FLOAT)
     best = int(scores.argmax())
     return {"label": labels[best] if len(labels) > 1 else None, "score": float(scores[best]), SCORES: _text_of(made)}
+
+
+def cosines(made: bytes, num_texts: int) -> dict[str, Any]:
+    """The cosine of each two vectors, which stand side by side, and the highest. That of a vector of zeros is 0."""
+    pairs = np.frombuffer(made, _FLOAT).reshape(num_texts // 2, 2, -1).astype(np.float64)
+    lengths = np.linalg.norm(pairs, axis=-1).prod(axis=-1)
+    scores = (pairs.prod(axis=1).sum(axis=-1) / np.maximum(lengths, _LEAST_LENGTH)).astype(_FLOAT)
+    return {"score": float(scores.max()), SCORES: _text_of(scores.tobytes())}
 
 
 def vector_or_error(done: Completion) -> bytes | RowError:

@@ -207,7 +207,7 @@ def _of_texts(spec: JobSpec, files: list[InputFile], now: Callable[[], datetime]
     spec, model_dir, model = with_model_of_texts(spec, adapter, BUNDLED_ROOT)
     check_adapter(adapter, model_dir)
     texts = tokenizer_dir(model_dir, adapter)
-    tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.of_pairs)
+    tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.of_pairs)
     return PreparedJob(spec, model_dir, {} if adapter is None else {"": adapter}, model, tokenizer, files)
 
 

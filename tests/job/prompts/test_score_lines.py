@@ -216,7 +216,12 @@ def test_a_model_of_several_labels_has_no_one_score() -> None:
     [
         ({**LINES, "column": "a"}, "classify", "score_lines: the lines' bodies bring the texts; leave out column"),
         ({**LINES, "text_pair": "{{ a }}"}, "classify", "leave out text_pair"),
-        (LINES, "embed", "prompt.score_lines: is for labels of pairs of texts, and this job makes vectors"),
+        (
+            {**LINES, "text_lists": True},
+            "embed",
+            "score_lines: the lines' bodies bring the texts; leave out text_lists",
+        ),
+        ({"text_pair": "{{ a }}"}, "embed", "prompt.text_pair: is for labels of pairs of texts, and this job makes"),
         (LINES, "generate", "prompt.score_lines: .* generates text; write task: classify, or leave it out"),
     ],
 )
@@ -238,3 +243,15 @@ def test_such_a_line_in_a_job_that_generates_says_which_job_it_is_for() -> None:
 def test_half_a_surrogate_pair_is_found_in_a_query_too() -> None:
     [error] = build([line("/rerank", query="\udc00", documents=["d"])])
     assert isinstance(error, RowError) and error.message.startswith("body.query: it holds half a surrogate pair")
+
+
+def test_a_model_of_vectors_reads_each_text_by_itself() -> None:
+    spec = spec_of(task="embed", classification={}, embedding={"prompt": "> "})
+    rows = [line(queries=["a", "bb"], documents=["c", "d"]), line("/rerank", query="q", documents=["d"], softmax=False)]
+    one, other = build(rows, spec)
+    assert pairs_of(one) == [[BOS, *map(ord, f"> {text}")] for text in ("a", "c", "bb", "d")]
+    assert pairs_of(other) == [[BOS, *map(ord, "> q")], [BOS, *map(ord, "> d")]]
+    [error] = build([line(text_1="a", text_2="b", use_activation="no")], spec)
+    assert isinstance(error, RowError) and "body.use_activation: 'no' is not true or false" in error.message
+    [error] = build([line("/v1/embeddings", input="a")], spec)
+    assert isinstance(error, RowError) and "/v1/score and /v1/rerank are" in error.message

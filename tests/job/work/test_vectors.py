@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
-from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS, VECTORS_FIELDS
+from bulkrun.data.results.schema import COSINE_FIELDS, RESULT_FIELDS, VECTOR_FIELDS, VECTORS_FIELDS
 from bulkrun.job.store.journal import JournalRecord, encode_record
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
@@ -84,3 +85,14 @@ def test_a_row_of_which_no_vector_was_made_is_no_answer() -> None:
 @pytest.mark.parametrize(("fields", "kind"), [(VECTOR_FIELDS, VectorReader), (RESULT_FIELDS, AnswerReader)])
 def test_the_columns_of_a_job_tell_who_reads_its_answers(fields: Any, kind: type) -> None:
     assert type(reader_of(no_text, fields)) is kind
+
+
+def test_scores_of_vectors_are_the_cosines_of_each_two() -> None:
+    """Oracle: torch's. Huge numbers have one too, and a vector of zeros has 0."""
+    vectors = torch.tensor([[3.0, 4.0], [4.0, 3.0], [1e30, 0.0], [-1e30, 0.0], [0.0, 0.0], [1.0, 2.0]])
+    made = record(
+        Completion("a", (), "stop", num_prompt_tokens=3, embedding=vectors.numpy().tobytes()), COSINE_FIELDS, (1,) * 6
+    )
+    wanted = torch.nn.CosineSimilarity(dim=1)(*vectors.double().view(3, 2, 2).unbind(1))
+    assert vector_of(made.extra["scores"]).tolist() == pytest.approx(wanted.tolist(), abs=1e-7)
+    assert made.extra["score"] == pytest.approx(0.96) and "label" not in made.extra
