@@ -49,7 +49,8 @@ _COLUMNS = [
 ]
 _OTHER_TASKS = ("task", "runner", "convert")  # as vLLM is told that a model embeds or classifies
 _AGAIN = "give a prompt n times"
-_NOT_HERE = {"n": _AGAIN, "best_of": _AGAIN, "per_row": "give a list of parameters, one for each prompt"}  # a job's
+# they make rows of rows: a job's matter
+_NOT_HERE = {"n": _AGAIN, "best_of": _AGAIN, "per_row": "give a list of parameters, one for each prompt"}
 
 
 class LLM:
