@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from bulkrun.errors import ModelError
 from bulkrun.sandbox import Sandbox, TemplateFailed
 from bulkrun.text.content_form import ContentForms, Message
+from bulkrun.text.final_message import up_to_mark, with_mark
 
 # The names a message's reasoning comes under; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -55,14 +56,28 @@ class ChatTemplate:
             raise ModelError(f"{name}: {problem}") from None
         self._content_forms = ContentForms(partial(self._rendered, {"add_generation_prompt": True}))
 
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **options: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **options: Any,
+    ) -> str:
         """The prompt text of one conversation; `options` are passed on (`enable_thinking=False`), whatever their names.
 
         A content, which is text or a list of text parts, becomes the other where the template would leave some of it
-        out or print the list itself. Raises TemplateFailed with the template's own complaint or the cap it ran into.
+        out or print the list itself. With `continue_final_message` the prompt ends with the last message's text, and
+        has no generation prompt. Raises TemplateFailed with the template's own complaint or the cap it ran into, and
+        for a template that does not write that text.
         """
         given = [self._content_forms.fitted(message) for message in messages]
-        return self._rendered({**options, "add_generation_prompt": add_generation_prompt}, given)
+        if not continue_final_message:
+            return self._rendered({**options, "add_generation_prompt": add_generation_prompt}, given)
+        *before, last = given
+        text = self._rendered({**options, "add_generation_prompt": False}, [*before, with_mark(last)])
+        return up_to_mark(text, last)
 
     def _rendered(self, options: Mapping[str, Any], messages: Sequence[Message]) -> str:
         variables = {
