@@ -11,24 +11,15 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
-from bulkrun.sampling_params import (
-    ABSENT,
-    BOUNDS,
-    STRUCTURE_BOUNDS,
-    LogprobsOver,
-    RepetitionStop,
-    SamplingParams,
-    StructuredOutput,
-    Thinking,
-    ToolCalls,
-    ToolFormat,
-)
+from bulkrun.sampling_params import ABSENT, BOUNDS, STRUCTURE_BOUNDS, LogprobsOver, SamplingParams
+from bulkrun.sampling_structures import Begun, RepetitionStop, StructuredOutput, Thinking, ToolCalls, ToolFormat
 
 __all__ = [
     "ABSENT",
     "BOUNDS",
     "ERROR_CODES",
     "STRUCTURE_BOUNDS",
+    "Begun",
     "Completion",
     "Engine",
     "EngineStats",

@@ -12,6 +12,8 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+from bulkrun.sampling_structures import RepetitionStop, StructuredOutput, Thinking, ToolCalls
+
 _BEAMS = "there is no beam search; sampling.best_of in a job file keeps the likeliest of several samples"
 _SPECIAL_TOKENS = "texts are made of all tokens but the special ones"
 # Parameters of vLLM's that are nowhere here, each with what is in their place.
@@ -95,52 +97,6 @@ STRUCTURE_BOUNDS: Mapping[str, Mapping[str, Bound]] = MappingProxyType(
 _TYPES: Mapping[type, tuple[str, tuple[type, ...]]] = MappingProxyType(
     {int: ("whole number", (int, Integral)), float: ("number", (int, float, Real)), str: ("text", (str,))}
 )
-
-
-class StructuredOutput(NamedTuple):
-    """What an output must look like. `value`: JSON schema text, a regex, a Lark grammar, or a JSON list of choices.
-
-    Of calls that have to be made it is JSON: {format, functions: [{name, parameters}], one: whether it is one call}.
-    """
-
-    kind: Literal["json", "regex", "choice", "grammar", "tool_calls"]
-    value: str
-
-
-class Thinking(NamedTuple):
-    """How a reasoning model marks its thoughts, and how many tokens they may have (None: as many as the output)."""
-
-    start: str
-    end: str
-    max_tokens: int | None = None
-
-
-ToolFormat = Literal[
-    "hermes", "llama3_json", "mistral", "granite", "nemotron_json", "lfm2", "qwen3_coder", "glm45",
-    "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "minimax_m2", "cohere", "hunyuan_a13b",
-    "gemma4", "functiongemma", "harmony",
-]  # fmt: skip
-
-
-class ToolCalls(NamedTuple):
-    """That tool calls are looked for in the answer, in which format, and whether more than the first one count.
-
-    `texts` is for the formats that write texts without quotes: JSON of the parameters that may be texts, by function,
-    each with the kinds of JSON values that it may be as well.
-    """
-
-    format: ToolFormat
-    parallel: bool = True
-    texts: str = ""
-
-
-class RepetitionStop(NamedTuple):
-    """When an output runs in circles: its tail is one pattern of at most `max_pattern` tokens, `repeats` times over,
-    and at least `min_tokens` tokens long."""
-
-    max_pattern: int
-    repeats: int
-    min_tokens: int
 
 
 LogprobsOver = Literal["vocabulary", "allowed"]

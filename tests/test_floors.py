@@ -17,6 +17,7 @@ PACKAGE = Path(bulkrun.__file__).parent
 FLOORS = {
     "request": 0,
     "sampling_params": -1,  # a part of `request`
+    "sampling_structures": -2,  # a part of that
     "settings": 0,
     "errors": 0,
     "hub_refusals": 0,
@@ -38,7 +39,7 @@ FLOORS = {
 }
 TENSOR_COLUMN = {"blocks", "windows", "ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
-CONTRACT = {"request", "sampling_params", "settings", "errors"}
+CONTRACT = {"request", "sampling_params", "sampling_structures", "settings", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.
 MAKES_DURABLE = {
     "data/storage/durable.py",

@@ -82,6 +82,25 @@ def test_lists_may_be_anything_that_has_entries() -> None:
     assert SamplingParams(bad_words=None, allowed_token_ids=None) == SamplingParams()
 
 
+@pytest.mark.parametrize(
+    ("prompt_end", "begun"),
+    [
+        ("Hi<think>\n", "thoughts"),
+        ("Hi<think>\n\n</think>\n\n", "answer"),
+        ("Hi<think>a", None),
+        ("Hi", None),
+    ],
+)
+def test_where_a_prompt_leaves_an_output_is_told_by_its_end_or_by_the_message(
+    prompt_end: str, begun: str | None
+) -> None:
+    marked = Thinking("<think>", "</think>")
+    assert marked.begun_by(prompt_end) == begun
+    assert marked._replace(begun="answer").begun_by(prompt_end) == "answer"
+    nested = Thinking("think>", "</think>")
+    assert nested.begun_by("Hi</think>") == "answer", "the longer marker is the one that stands there"
+
+
 STRUCTURES = {"thinking": Thinking("<think>", "</think>"), "repetition_stop": RepetitionStop(4, 3, 12)}
 SPECS = {"thinking": ThinkingSpec, "repetition_stop": RepetitionStopSpec}
 INNER = [(name, key) for name, bounds in STRUCTURE_BOUNDS.items() for key in bounds]

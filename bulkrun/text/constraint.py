@@ -203,7 +203,7 @@ class _Constraints:
             return answer
         markers = self._markers(thinking.start, thinking.end)
         ends = self._grammars.eos_token_ids
-        return ThinkingConstraint(markers, thinking.max_tokens, answer, prompt_token_ids, eos_token_ids=ends)
+        return ThinkingConstraint(markers, thinking, answer, prompt_token_ids, eos_token_ids=ends)
 
 
 def token_constraint_factory(tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> TokenConstraintFactory:

@@ -3,8 +3,9 @@
 Chat templates differ in who begins the thoughts: the model (Qwen3), or the prompt that ends with the start marker
 (Qwen3-Thinking, DeepSeek-R1); a prompt that ends with the end marker wants none. So: a prompt that ends with the start
 marker leaves the output in its thoughts, one that ends with the end marker in its answer, and else the output begins
-its thoughts with the marker or is the answer from its first token. A grammar binds the answer only. Markers are looked
-for in the text, whatever tokens it is made of. Knows no grammar: what binds the answer is another constraint.
+its thoughts with the marker or is the answer from its first token; of a message that is continued, its text tells
+(`Thinking.begun`). A grammar binds the answer only. Markers are looked for in the text, whatever tokens it is made of.
+Knows no grammar: what binds the answer is another constraint.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
-from bulkrun.request import Progress
+from bulkrun.request import Progress, Thinking
 from bulkrun.text.tokenizer import Tokenizer
 
 _PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
@@ -82,26 +83,27 @@ class ThinkingMarkers:
 class ThinkingConstraint:
     """Where one output of a reasoning model is, and what may come next there.
 
-    `max_tokens` is the budget of thoughts (None: none), `answer` binds what comes after them (None: nothing does; else
-    there has to be an answer, and the thoughts cannot end the output).
+    `thinking` has the budget of thoughts (None: none) and, of a message that the prompt has begun, where that is;
+    `answer` binds what comes after thoughts (None: nothing does; else there has to be an answer, and they cannot end
+    the output).
     """
 
     def __init__(
         self,
         markers: ThinkingMarkers,
-        max_tokens: int | None,
+        thinking: Thinking,
         answer: AnswerConstraint | None,
         prompt_token_ids: Sequence[int] = (),
         *,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        self._markers, self._max_tokens, self._answer = markers, max_tokens, answer
+        self._markers, self._max_tokens, self._answer = markers, thinking.max_tokens, answer
         self._eos_token_ids = eos_token_ids
         self._begun: AnswerConstraint | None = None  # the answer, where the output may be in it
-        prompt_end = markers.text(prompt_token_ids[-_PROMPT_END_TOKENS:]).rstrip()
-        if prompt_end.endswith(markers.start):
+        begun = thinking.begun_by(markers.text(prompt_token_ids[-_PROMPT_END_TOKENS:]))
+        if begun == "thoughts":
             self._begin_thoughts()
-        elif prompt_end.endswith(markers.end):
+        elif begun == "answer":
             self._begin_answer()
         else:
             self._begin_output()

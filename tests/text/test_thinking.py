@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.request import SamplingParams, StructuredOutput, Thinking, TokenConstraint
+from bulkrun.request import Begun, SamplingParams, StructuredOutput, Thinking, TokenConstraint
 from bulkrun.text.constraint import token_constraint_factory
 from bulkrun.text.thinking import ThinkingMarkers
 from bulkrun.text.tokenizer import Tokenizer
@@ -39,11 +39,22 @@ def eos_of(tokenizer: Tokenizer) -> int:
 
 
 def constraint(
-    tokenizer: Tokenizer, max_tokens: int | None, structured: StructuredOutput | None = CHOICE, prompt: str = "Hello?"
+    tokenizer: Tokenizer,
+    max_tokens: int | None,
+    structured: StructuredOutput | None = CHOICE,
+    prompt: str = "Hello?",
+    begun: Begun | None = None,
 ) -> TokenConstraint:
-    thinking = Thinking("<think>", "</think>", max_tokens)
+    thinking = Thinking("<think>", "</think>", max_tokens, begun)
     sampling = SamplingParams(structured_outputs=structured, thinking=thinking)
     made = token_constraint_factory(tokenizer)(sampling, tokenizer.encode_batch([prompt], False)[0])
+    assert made is not None
+    return made
+
+
+def bare(tokenizer: Tokenizer) -> TokenConstraint:
+    """What binds the answer alone."""
+    made = token_constraint_factory(tokenizer)(SamplingParams(structured_outputs=CHOICE))
     assert made is not None
     return made
 
@@ -82,14 +93,29 @@ def test_the_model_may_think_or_answer_at_once(tokenizer: Tokenizer) -> None:
 
 def test_a_prompt_that_ends_the_thoughts_leaves_the_answer_only(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, 3, prompt="Hello?<think>\n\n</think>\n\n")
-    bare = token_constraint_factory(tokenizer)(SamplingParams(structured_outputs=CHOICE))
-    assert bare is not None
-    assert allowed_tokens(made, tokenizer.vocab_size) == allowed_tokens(bare, tokenizer.vocab_size)
+    assert allowed_tokens(made, tokenizer.vocab_size) == allowed_tokens(bare(tokenizer), tokenizer.vocab_size)
 
 
 def test_a_prompt_that_only_mentions_a_marker_does_not_begin_thoughts(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, 3, prompt="What does <think> mean? Answer: ")
     assert allowed_tokens(made, tokenizer.vocab_size) is not None, "the answer is bound from its first token"
+
+
+@pytest.mark.parametrize("prompt", ["<think>\nLet me see", "<think>\nWhat </think> is:</think> no"])
+def test_a_message_that_has_begun_its_thoughts_is_still_in_them(tokenizer: Tokenizer, prompt: str) -> None:
+    """Whatever its prompt ends with: the budget begins at once, and the grammar binds what comes after their end."""
+    for seed in range(5):
+        made = constraint(tokenizer, 4, prompt=prompt, begun="thoughts")
+        assert allowed_tokens(made, tokenizer.vocab_size) != allowed_tokens(bare(tokenizer), tokenizer.vocab_size)
+        output, ended = walk(made, tokenizer, eos_of(tokenizer), at_random(seed))
+        found = WANTED.fullmatch("<think>" + raw_text(tokenizer, output).replace(" </think>", "</think>"))
+        assert ended and found and found["thoughts"] is not None
+
+
+@pytest.mark.parametrize("prompt", ["It is", "<think>\nx</think>\n\nIt is", "It ends with <think>"])
+def test_a_message_that_has_begun_its_answer_thinks_no_more(tokenizer: Tokenizer, prompt: str) -> None:
+    made = constraint(tokenizer, 3, prompt=prompt, begun="answer")
+    assert allowed_tokens(made, tokenizer.vocab_size) == allowed_tokens(bare(tokenizer), tokenizer.vocab_size)
 
 
 def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer) -> None:

@@ -57,6 +57,7 @@ _ELSEWHERE = {
     "do_sample": "write sampling.temperature: 0 for greedy outputs, more for sampled ones",
     "batch_size": "write engine.max_num_seqs: the maximum number of sequences running at once",
     **ABSENT,
+    "add_generation_prompt": "a job's prompts ask for an answer; prompt.continue_final_message goes on with one",
     "bad_words_ids": "write sampling.bad_words, with the words themselves",
     **dict.fromkeys(("runner", "task_type", "convert"), "write task: embed for vectors, task: classify for labels"),
     **dict.fromkeys(("truncate_dim", "output_dimension"), "write embedding.dimensions"),

@@ -92,6 +92,12 @@ class PromptSpec(Section):
         description="Values that the chat template reads: {enable_thinking: false} for a plain answer from a model "
         "that can think, such as Qwen3. Values that the template does not read have no effect.",
     )
+    continue_final_message: bool = Field(
+        False,
+        description="The conversation (messages, or a line of an OpenAI batch) ends with an assistant's message whose "
+        "text the model goes on with: it is given without what the chat template writes behind a message, and the "
+        "response holds only what is new. A structured output is the new text alone.",
+    )
 
     tools: list[dict[str, Any]] | str | None = Field(
         None,
@@ -132,6 +138,25 @@ class PromptSpec(Section):
     def _template_kwargs(cls, values: dict[str, Any]) -> dict[str, Any]:
         check_template_kwargs(values)
         return values
+
+    @model_validator(mode="after")
+    def _continued(self) -> PromptSpec:
+        if self.continue_final_message and (problem := self._why_not_continued()):
+            raise ValueError(f"continue_final_message: {problem}")
+        return self
+
+    def _why_not_continued(self) -> str | None:
+        """Why no row of the job has a message to go on with."""
+        if self.chat_template == "none":
+            return "without a chat template (chat_template: none) there are no messages: the text itself is continued"
+        if self.template is not None or self.column is not None:
+            return "the prompt is one message, the user's; write prompt.messages, whose last one is the assistant's"
+        last = self.messages[-1] if isinstance(self.messages, list) and self.messages else None
+        if self.messages == [] or (last is not None and last.role != "assistant"):
+            return "the last of prompt.messages is not the assistant's; add one with what its answer begins with"
+        if last is not None and (last.tool_calls or not last.content.strip()):
+            return "the last of prompt.messages calls tools or has no text; write what its answer begins with"
+        return None
 
     @model_validator(mode="after")
     def _at_most_one(self) -> PromptSpec:

@@ -59,6 +59,7 @@ def _problems_of_texts(task: Task, sections: Mapping[str, Section]) -> Iterator[
     tools = f"nothing is called with task: {task}; leave it out"
     refused = {
         **dict.fromkeys(("prompt.tools", "prompt.tool_choice"), tools),
+        "prompt.continue_final_message": f"nothing goes on with a message with task: {task}; leave it out",
         **({} if is_conversation else _of_conversations(task)),
         **_not_with_texts(task),
     }

@@ -15,8 +15,8 @@ from bulkrun.errors import shortened
 _RESERVED = {
     "messages": "they are the prompt itself",
     "tools": "set prompt.tools (in a batch line tools, in Python chat(tools=...))",
-    "add_generation_prompt": "every prompt asks for an answer, so it is always true",
-    "continue_final_message": "every prompt asks for a message of its own",
+    "add_generation_prompt": "a job's prompts ask for an answer (a batch line has the key itself, and so has chat())",
+    "continue_final_message": "set prompt.continue_final_message (in a batch line the key itself, as in chat())",
     "chat_template": "set prompt.chat_template",
     "tokenize": "text and token ids are made as the engine needs them",
 }

@@ -7,6 +7,8 @@ from pydantic import Field
 from bulkrun.job.jobfile.section import Section
 from bulkrun.request import STRUCTURE_BOUNDS, Thinking
 
+BEGUN = "begun"  # of a row's own values: what the message that is continued has begun (`request.Thinking.begun`)
+
 
 class ThinkingSpec(Section):
     """How a reasoning model marks its thoughts; they go into the column `reasoning`, the rest into `response`."""

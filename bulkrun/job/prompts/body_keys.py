@@ -32,7 +32,9 @@ TEXT_FORMAT = "text.format"  # where /v1/responses has it
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
 BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
-CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
+_OF_TEMPLATE = ("chat_template_kwargs", "reasoning_effort", "documents")
+CONTINUE, ADD_PROMPT = "continue_final_message", "add_generation_prompt"
+CHAT_ONLY = ("messages", "top_logprobs", *_OF_TEMPLATE, CONTINUE, ADD_PROMPT, *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
 # Of /v1/responses: how a token is drawn is said as in a chat, what is asked elsewhere.
 _NOT_MOST = tuple(key for key in WHOLE_NUMBERS if not key.startswith("max_"))
@@ -87,8 +89,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "return_tokens_as_token_ids": (False,),
         "truncate_prompt_tokens": (),
         "prompt_logprobs": (),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
+        ADD_PROMPT: (True,),
+        CONTINUE: (False,),
         "chat_template_kwargs": ({},),
         "reasoning_effort": (),
         "chat_template": (),
@@ -152,15 +154,13 @@ _REASONS = {
     "functions": _OLDER,
     "function_call": _OLDER,
     "tool_choice": _NO_TOOLS,
-    "documents": "a chat template that reads them gets them by chat_template_kwargs: {documents: [...]}",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "best_of": "set sampling.best_of in the job file",
     "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
     **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), "set run.on_too_long in the job file"),
     "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
-    "chat_template_kwargs": _NO_TEMPLATE,
-    "reasoning_effort": _NO_TEMPLATE,
+    **dict.fromkeys((*_OF_TEMPLATE, CONTINUE, ADD_PROMPT), _NO_TEMPLATE),
     "thinking_token_budget": "set sampling.thinking in the job file",
     "repetition_detection": "set sampling.repetition_stop in the job file",
     "chat_template": "set prompt.chat_template in the job file",

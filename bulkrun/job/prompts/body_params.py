@@ -11,8 +11,10 @@ from typing import Any
 
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.job.jobfile.sampling import SamplingSpec
-from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+from bulkrun.job.jobfile.template_kwargs import check_template_kwargs, is_json
 from bulkrun.job.prompts.body_keys import (
+    ADD_PROMPT,
+    CONTINUE,
     FLAGS,
     NUMBERS,
     RESPONSE_TOO,
@@ -158,12 +160,36 @@ def _response_logprobs(body: Mapping[str, Any]) -> int | None:
 
 def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
     """The values for the chat template that a chat brings; they win over the job's. Raises BadBody."""
-    return {**_effort("reasoning_effort", body.get("reasoning_effort")), **_given_kwargs(body)}
+    effort = _effort("reasoning_effort", body.get("reasoning_effort"))
+    asks = {} if _flag(ADD_PROMPT, body) in (None, True) else {ADD_PROMPT: False}
+    return {**effort, **_documents(body), **_given_kwargs(body), **asks}
+
+
+def continues(body: Mapping[str, Any]) -> bool | None:
+    """Whether the model goes on with the last message of a chat; None: it does not say. Raises BadBody."""
+    goes_on, begins = _flag(CONTINUE, body), _flag(ADD_PROMPT, body)
+    if goes_on and begins:
+        raise BadBody(f"body.{CONTINUE}: true together with {ADD_PROMPT}: true, which begins another message")
+    return False if begins else goes_on
 
 
 def response_template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a /v1/responses body."""
     return {**_effort("reasoning.effort", effort_of(body)), **_given_kwargs(body)}
+
+
+def _flag(key: str, body: Mapping[str, Any]) -> bool | None:
+    value = body.get(key)
+    if not isinstance(value, bool | None):
+        raise BadBody(f"body.{key}: {shown(value)} is not true or false")
+    return value
+
+
+def _documents(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("documents", [])
+    if not isinstance(given, list) or not all(isinstance(one, dict) and is_json(one) for one in given):
+        raise BadBody(f"body.documents: {shown(given)} is not a list of objects")
+    return {"documents": given} if given else {}
 
 
 def _given_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:

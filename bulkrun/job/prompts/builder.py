@@ -22,7 +22,9 @@ from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode
 from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.prompts.body_keys import CONTINUE
 from bulkrun.job.prompts.chat_source import named_template
+from bulkrun.job.prompts.continuation import with_continuation
 from bulkrun.job.prompts.conversations import (
     SYSTEM_ROLES,
     Ask,
@@ -70,7 +72,7 @@ class PromptBuilder:
         else:
             assert spec.input.id is not None, "custom_id, where the job names no other"
             self._ask, self._reads = batch_maker(spec, columns, spec.input.id)
-        self._ask, self._reads = with_adapters((self._ask, self._reads), spec, columns)
+        self._ask, self._reads = with_adapters((with_continuation(self._ask, spec), self._reads), spec, columns)
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._num_job_messages = 0 if spec.prompt.system is None else 1
         self._before = spec.embedding.prompt or ""
@@ -177,12 +179,14 @@ class PromptBuilder:
         """The token ids around a conversation, found by building two of different texts.
 
         They end before the first message that is not a system message: that is what remains before a conversation that
-        is cut at its start.
+        is cut at its start. The message that the model goes on with is behind it.
         """
         texts = (index for index, message in enumerate(ask.messages) if message["role"] not in SYSTEM_ROLES)
         first = next(texts, len(ask.messages) - 1)
         *system, text = ask.messages[: first + 1]
-        probes = [self._prompt_text(ask._replace(messages=[*system, {**text, "content": probe}])) for probe in "ab"]
+        begun = ask.messages[-1:] if ask.continues and len(ask.messages) > first + 1 else []
+        chats = [[*system, {**text, "content": probe}, *begun] for probe in "ab"]
+        probes = [self._prompt_text(ask._replace(messages=chat)) for chat in chats]
         if any(isinstance(probe, RowError) for probe in probes):
             return PromptFrame()
         one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=self._is_raw(ask))
@@ -196,8 +200,9 @@ class PromptBuilder:
             )
         if self._chat is None or ask.raw:
             return self._before + "\n\n".join(message["content"] for message in ask.messages)
+        options = {**self._template_kwargs, **ask.template_kwargs, **({CONTINUE: True} if ask.continues else {})}
         try:
-            return self._chat.render(ask.messages, **{**self._template_kwargs, **ask.template_kwargs})
+            return self._chat.render(ask.messages, **options)
         except TemplateFailed as problem:
             return RowError("bad_template", f"chat template: {problem}")
 
@@ -231,6 +236,8 @@ def _refuse_chat(spec: JobSpec) -> None:
         raise JobFileError([f"prompt.chat_template_kwargs: {nothing} to read them; {fix}"])
     if spec.prompt.tools is not None:
         raise JobFileError([f"prompt.tools: {nothing} to show them; {fix}"])
+    if spec.prompt.continue_final_message:
+        raise JobFileError([f"prompt.{CONTINUE}: {nothing} to write messages; name one in prompt.chat_template"])
 
 
 def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:

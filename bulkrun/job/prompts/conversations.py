@@ -24,8 +24,8 @@ Conversation = list[Message]
 
 class Ask(NamedTuple):
     """What a row asks. `raw`: the text is the prompt as it is, no chat template; `model` is what an OpenAI line says
-    there; the rest are values of its own. Where there are `pairs` of texts they are all that it asks, and so are
-    several `texts`.
+    there; `continues`: whether the model goes on with the last message (None: as the job says); the rest are values of
+    its own. Where there are `pairs` of texts they are all that it asks, and so are several `texts`.
     """
 
     messages: Conversation
@@ -33,6 +33,7 @@ class Ask(NamedTuple):
     sampling: Mapping[str, Any] = MappingProxyType({})
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
     model: Any = None
+    continues: bool | None = None
     pairs: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
 
@@ -218,10 +219,11 @@ def _only_calls(message: Message) -> bool:
 def asks_nothing(messages: Conversation) -> bool:
     """Whether there is nothing to answer. A system message asks only where it stands alone."""
     asking = [message for message in messages if message["role"] not in SYSTEM_ROLES] or messages
-    return not any(text.strip() for message in asking for text in _texts(message["content"]))
+    return not any(text.strip() for message in asking for text in texts_of(message["content"]))
 
 
-def _texts(content: str | list[dict[str, str]] | None) -> list[str]:
+def texts_of(content: str | list[dict[str, str]] | None) -> list[str]:
+    """The text of a content, or of each of its parts."""
     return [content] if isinstance(content, str) else [part["text"] for part in content or ()]
 
 

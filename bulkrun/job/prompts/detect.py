@@ -119,6 +119,13 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         if name in columns:
             if key == "messages" and spec.prompt.chat_template == "none":
                 raise JobFileError([f"prompt.chat_template: none, but the input's column {name!r} needs one"])
+            if key == "column" and spec.prompt.continue_final_message:
+                raise JobFileError(
+                    [
+                        f"prompt.continue_final_message: the input's column {name!r} holds texts, which have no last "
+                        "message; write prompt.messages, or leave it out"
+                    ]
+                )
             return spec.with_keys(prompt={key: name})
     raise JobFileError(
         [

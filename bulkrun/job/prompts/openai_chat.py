@@ -11,7 +11,7 @@ from typing import Any
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import Offer
 from bulkrun.job.prompts.body_keys import CHAT_URL, BadBody
-from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
+from bulkrun.job.prompts.body_params import BodyParams, continues, template_kwargs
 from bulkrun.job.prompts.body_tools import offer_of
 from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, read_messages
 
@@ -25,7 +25,8 @@ def read_chat(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | N
     except BadMessages as problem:
         raise BadBody(f"body.messages{problem}") from None
     sampling, offer = params.of_chat(body), offer_of(body, calls)
-    return chat_ask(messages, sampling, template_kwargs(body), offer, calls)
+    asked = chat_ask(messages, sampling, template_kwargs(body), offer, calls)
+    return asked._replace(continues=continues(body))
 
 
 def chat_ask(

@@ -14,7 +14,8 @@ class ChatRenderer(Protocol):
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The prompt text with the generation prompt; `options` are variables of the template.
 
-        Raises bulkrun.sandbox.TemplateFailed.
+        With `add_generation_prompt=False` it goes without, with `continue_final_message=True` it ends with the text of
+        the last message. Raises bulkrun.sandbox.TemplateFailed.
         """
 
 

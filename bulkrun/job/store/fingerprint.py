@@ -27,7 +27,10 @@ ADAPTERS = "adapters"  # of the model: a hash of each, by the names that rows gi
 _LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 
 # How jobs are that know nothing of a key that came later.
-_BEFORE = (("text_pair", None), ("score_lines", False), ("text_lists", False), ("tools", None), ("tool_choice", "auto"))
+_BEFORE: tuple[tuple[str, Any], ...] = (
+    *(("text_pair", None), ("score_lines", False), ("text_lists", False)),
+    *(("tools", None), ("tool_choice", "auto"), ("continue_final_message", False)),
+)
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
 _BEFORE_SAMPLING: tuple[tuple[str, Any], ...] = (
     *(("tool_calls", None), ("logprobs_over", "vocabulary")),

@@ -162,14 +162,15 @@ class AnswerReader:
     def _split(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
         token_ids, prompt = answer.output.token_ids, answer.generation.request.prompt_token_ids
         [raw, prompt_end] = self._decode([token_ids, prompt[-_PROMPT_END_TOKENS:]], skip_special_tokens=False)
-        if prompt_end.rstrip().endswith(thinking.end):
-            return Thoughts(None, text)  # the template has ended the thoughts before they began
+        begun = thinking.begun_by(prompt_end)
+        if begun == "answer":
+            return Thoughts(None, text)  # the template has ended the thoughts before they began, or the message had
         opens = raw.lstrip().startswith(thinking.start)
         # Markers that hold special tokens are not seen in the text, which may spell others.
         start_is_unseen, end_is_unseen = (raw.count(marker) > text.count(marker) for marker in thinking[:2])
         if (opens and start_is_unseen) or end_is_unseen:
             return self._split_at_tokens(answer, text, thinking if opens else thinking._replace(start=""))
-        return split_thoughts(text, thinking, began_before=prompt_end.rstrip().endswith(thinking.start))
+        return split_thoughts(text, thinking, began_before=begun == "thoughts")
 
     def _split_at_tokens(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
         """Split where the text, which may end before the tokens do (at a stop string), comes to the markers' tokens."""

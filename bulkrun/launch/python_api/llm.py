@@ -29,7 +29,14 @@ from bulkrun.launch.preparation.structured_output import with_markers, with_sche
 from bulkrun.launch.preparation.tool_calling import with_tool_format
 from bulkrun.launch.python_api.calls import EngineSettings, Shown, refuse_one
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
-from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of, sampling_with
+from bulkrun.launch.python_api.prompts import (
+    Ask,
+    ask_prompt,
+    check_continuation,
+    conversation_asker,
+    offer_of,
+    sampling_with,
+)
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
@@ -145,6 +152,8 @@ class LLM:
         messages: list[_C] | Message,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] | None = None,
         tool_choice: str | Mapping[str, Any] = AUTO,
@@ -157,6 +166,8 @@ class LLM:
         messages: Iterable[Sequence[Message]],
         sampling_params: Sampling | None = None,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] | None = None,
         tool_choice: str | Mapping[str, Any] = AUTO,
@@ -169,6 +180,8 @@ class LLM:
         messages: Iterable[Sequence[Message]] | list[Any] | Message,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] | None = None,
         tool_choice: str | Mapping[str, Any] = AUTO,
@@ -181,9 +194,10 @@ class LLM:
         {"enable_thinking": False}. `tools` are OpenAI's function tools, which the template shows to the model, and
         `tool_choice` says whether it has to call some: "required", or {"type": "function", "function": {"name": ...}}.
         What it calls is in `tool_calls` of the output, in the form that the template tells, or that the sampling names:
-        {"tool_calls": {"format": "hermes"}}. Lists, iterators and the rest as for `generate`. Raises UsageError for a
-        model without a template, for tools that are none or cannot be called, and for values that no template can be
-        given.
+        {"tool_calls": {"format": "hermes"}}. With `add_generation_prompt=False, continue_final_message=True` the model
+        goes on with the text of the last message, an assistant's, and the output is what is new. Lists, iterators and
+        the rest as for `generate`. Raises UsageError for a model without a template, for tools that are none or cannot
+        be called, for values that no template can be given, and for both of these two being true.
         """
         messages = [messages] if isinstance(messages, Mapping) else messages
         one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
@@ -191,7 +205,14 @@ class LLM:
         if not self._tokenizer.has_chat_template:
             raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
         offer = offer_of(tools, tool_choice)
-        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {}, offer)
+        check_continuation(add_generation_prompt, continue_final_message)
+        ask = conversation_asker(
+            self._tokenizer,
+            chat_template_kwargs or {},
+            offer,
+            asks=add_generation_prompt,
+            continues=continue_final_message,
+        )
         show = Shown(ordered, use_tqdm)
         return self._run(asked, ask, sampling_params, show, add_special_tokens=False, offer=offer)
 

@@ -14,7 +14,9 @@ from bulkrun.errors import UsageError, shown_value
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
 from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered
-from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
+from bulkrun.job.prompts.body_keys import ADD_PROMPT, CONTINUE
+from bulkrun.job.prompts.continuation import why_not_continued, with_begun
+from bulkrun.job.prompts.conversations import BadMessages, Conversation, asks_nothing, read_messages
 from bulkrun.launch.python_api.prompt_stream import Asked
 from bulkrun.request import RowError, SamplingParams, ToolFormat
 from bulkrun.sandbox import TemplateFailed
@@ -58,10 +60,25 @@ def sampling_with(offer: Offer, sampling: SamplingParams) -> SamplingParams:
     return replace(sampling, structured_outputs=bound_calls(calls, offer.bound))
 
 
+def check_continuation(asks: Any, continues: Any) -> None:
+    """Raise UsageError for a call that wants the last message gone on with and another begun, as vLLM does."""
+    for key, value in ((ADD_PROMPT, asks), (CONTINUE, continues)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{key}: {value!r:.60} is not True or False")
+    if asks and continues:
+        raise UsageError(f"{CONTINUE}: needs {ADD_PROMPT}=False beside it, or another message would be begun")
+
+
 def conversation_asker(
-    tokenizer: Tokenizer, template_kwargs: Mapping[str, Any], offer: Offer = NO_OFFER, *, asks: bool = True
+    tokenizer: Tokenizer,
+    template_kwargs: Mapping[str, Any],
+    offer: Offer = NO_OFFER,
+    *,
+    asks: bool = True,
+    continues: bool = False,
 ) -> Ask:
-    """What asks conversations through the model's chat template; not `asks`: that are whole, with their answers.
+    """What asks conversations through the model's chat template; not `asks`: that are whole, with their answers;
+    `continues`: whose last message the model goes on with.
 
     Raises UsageError for values that no template can be given.
     """
@@ -70,20 +87,31 @@ def conversation_asker(
     except ValueError as problem:
         raise UsageError(f"chat_template_kwargs: {problem}") from None
     renderer = tokenizer.chat_renderer()
-    template_kwargs = {**template_kwargs, **offer.template_kwargs}
+    template_kwargs = {**template_kwargs, **offer.template_kwargs, ADD_PROMPT: asks, CONTINUE: continues}
 
     def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
         try:
             messages = read_messages(conversation if isinstance(conversation, list) else _plain(conversation))
             if asks_nothing(messages):
                 return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
-            text = renderer.render(messages, add_generation_prompt=asks, **template_kwargs)
+            if continues:
+                sampling = _continuing(messages, sampling)
+            text = renderer.render(messages, **template_kwargs)
         except (BadMessages, TemplateFailed) as problem:
             code = "bad_template" if isinstance(problem, TemplateFailed) else "bad_input"
             return Asked(None, None, sampling, seed, RowError(code, f"messages{problem}"))
         return _ask_plain(text, sampling, seed)
 
     return ask
+
+
+def _continuing(messages: Conversation, sampling: SamplingParams) -> SamplingParams:
+    """The sampling of a conversation whose last message is gone on with. Raises BadMessages where nothing can."""
+    if (problem := why_not_continued(messages)) is not None:
+        raise BadMessages(f": {CONTINUE}: {problem}")
+    if sampling.thinking is None:
+        return sampling
+    return replace(sampling, thinking=with_begun(sampling.thinking, messages))
 
 
 def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:

@@ -34,8 +34,10 @@ class CharacterCodec:
         return self
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        continues = options.pop("continue_final_message", False)
         text = "".join(f"[{message['role']}]{_said(message['content'])}\n" for message in messages)
-        return text + "".join(f"[{name}={value}]" for name, value in sorted(options.items())) + "[assistant]"
+        told = "".join(f"[{name}={value}]" for name, value in sorted(options.items()))
+        return told + text.removesuffix("\n") if continues else f"{text}{told}[assistant]"
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [[BOS] * add_special_tokens + [ord(character) for character in text] for text in texts]

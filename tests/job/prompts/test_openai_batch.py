@@ -216,6 +216,17 @@ def test_reasoning_effort_reaches_the_template_as_in_vllm() -> None:
     assert ["[enable_thinking=False]" in each for each in shown] == [True, False]
 
 
+def test_documents_and_no_generation_prompt_reach_the_template() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    assert text(prompt_of(chat(documents=documents))) == f"[user]Hello\n[documents={documents}]" + END
+    assert text(prompt_of(chat(documents=[]))) == "[user]Hello\n" + END
+    own = chat(documents=documents, chat_template_kwargs={"documents": None})
+    assert text(prompt_of(own)) == "[user]Hello\n[documents=None]" + END
+    silent = prompt_of(chat(add_generation_prompt=False))
+    assert text(silent) == "[user]Hello\n[add_generation_prompt=False]" + END
+    assert silent.sampling.overrides is None
+
+
 def test_what_is_for_openais_service_alone_is_ignored() -> None:
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex"}
     assert overrides(chat(**ignored, parallel_tool_calls=False, prompt_cache_key="k", verbosity="low")) == {}
@@ -319,7 +330,21 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(reasoning_effort="hard"), ["body.reasoning_effort: 'hard'", "none, minimal, low"]),
         (chat(reasoning_effort=["low"]), ["body.reasoning_effort", "none, minimal, low"]),
         (completion(reasoning_effort="low"), ["body.reasoning_effort", "no chat template"]),
-        (chat(documents=[{"text": "a"}]), ["body.documents", "chat_template_kwargs: {documents: [...]}"]),
+        (chat(documents=["a"]), ["body.documents: ['a'] is not a list of objects"]),
+        (chat(documents={"text": "a"}), ["body.documents", "is not a list of objects"]),
+        (completion(documents=[{"text": "a"}]), ["body.documents", "no chat template"]),
+        (
+            chat(continue_final_message=True, add_generation_prompt=True),
+            ["body.continue_final_message: true together with add_generation_prompt: true"],
+        ),
+        (chat(continue_final_message="yes"), ["body.continue_final_message: 'yes' is not true or false"]),
+        (chat(add_generation_prompt=0), ["body.add_generation_prompt: 0 is not true or false"]),
+        (completion(continue_final_message=True), ["body.continue_final_message: True", "no chat template"]),
+        (completion(add_generation_prompt=False), ["body.add_generation_prompt: False", "no chat template"]),
+        (
+            chat(continue_final_message=True, add_generation_prompt=False),
+            ["continue_final_message: the last message has the role 'user', and only an assistant's"],
+        ),
         (chat(thinking_token_budget=9), ["body.thinking_token_budget: 9", "sampling.thinking"]),
         (chat(repetition_detection={"min_count": 4}), ["body.repetition_detection", "sampling.repetition_stop"]),
         (chat(n=3), ["body.n: 3", "sampling.n"]),

@@ -66,6 +66,17 @@ def test_a_job_without_tools_is_the_run_it_was_before_there_were_any() -> None:
     assert plain.key_salt == KeySalt("845ac3da7dd02bcea8a043277088e379")
 
 
+def test_continuing_the_last_message_makes_another_run_and_leaves_rows_what_their_tokens_are() -> None:
+    """The hash is of a bulkrun that did not know `prompt.continue_final_message`."""
+    messages = [{"role": "user", "content": "{{ a }}"}, {"role": "assistant", "content": "It is"}]
+    anew, continued = (
+        record(prompt={"messages": messages, "continue_final_message": continues}) for continues in (False, True)
+    )
+    assert anew.plan_hash == "3f3c82a5b38db8ae5d7a3533ed6b2025"
+    assert list(differences(anew.identity, continued.identity)) == ["prompt.continue_final_message"]
+    assert anew.plan_hash != continued.plan_hash and anew.key_salt == continued.key_salt
+
+
 @pytest.mark.parametrize(
     "changed",
     [

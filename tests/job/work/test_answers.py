@@ -161,6 +161,24 @@ def test_thoughts_without_an_end_are_no_answer(thoughts: str, in_prompt: bool, r
     assert "7 tokens" in str(made.error_message) and "sampling.thinking.max_tokens" in str(made.error_message)
 
 
+def test_a_message_that_the_prompt_began_says_whether_its_output_is_thoughts() -> None:
+    """Its prompt ends in the middle of them: nothing there tells."""
+    within = THINKING._replace(begun="thoughts")
+    made = thinking(ids("so on\n</think>\n\nyes"), prompt=ids("<think>\nand"), thinking=within)
+    assert (made.extra["reasoning"], made.response, made.error_code) == ("so on", "yes", None)
+    cut = thinking(ids("so on"), "length", prompt=ids("<think>\nand"), thinking=within)
+    assert (cut.extra["reasoning"], cut.response, cut.error_code) == ("so on", None, "no_answer")
+    special = thinking((*ids("so on"), 902, *ids("yes")), prompt=(901, *ids("and")), thinking=within)
+    assert (special.extra["reasoning"], special.response) == ("so on", "yes")
+
+
+@pytest.mark.parametrize("output", [" yes", "<think> is how it begins", " </think> is how it ends", "\n\nyes\n"])
+def test_a_message_in_its_answer_goes_on_with_that_alone(output: str) -> None:
+    answering = THINKING._replace(begun="answer")
+    made = thinking(ids(output), prompt=ids("<think>a</think>It is"), thinking=answering)
+    assert (made.response, made.extra, made.error_code) == (output, {}, None)
+
+
 def test_an_answer_cut_before_its_first_character_is_no_answer() -> None:
     assert thinking(ids("<think>a</think>\n\n"), "length").error_code == "no_answer"
     silent = thinking(ids("<think>a</think>\n\n"), "stop")

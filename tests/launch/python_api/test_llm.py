@@ -240,6 +240,29 @@ def test_values_for_the_chat_template_reach_it(llm: bulkrun.LLM, monkeypatch: py
         llm.chat(conversation, chat_template_kwargs={"add_generation_prompt": False})
 
 
+def test_the_model_goes_on_with_the_last_message(llm: bulkrun.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Return the"}]
+    going_on = functools.partial(llm.chat, add_generation_prompt=False, continue_final_message=True)
+    short = {"temperature": 0, "max_tokens": 4}
+    [continued] = going_on(chat, short)
+    assert str(continued.prompt).endswith("assistant\nReturn the")
+    assert continued.text == llm.generate([str(continued.prompt)], short)[0].text
+    [unheaded] = llm.chat(chat, short, add_generation_prompt=False)
+    assert str(unheaded.prompt).startswith(str(continued.prompt)) and not str(unheaded.prompt).endswith("assistant\n")
+    bad = going_on([chat, chat[:1], [{**chat[1], "content": ""}], [*chat, {**chat[1], "content": " "}]], short)
+    assert [output.error and output.error.code for output in bad] == [None, "bad_input", "empty_prompt", "bad_input"]
+    assert "messages: continue_final_message: the last message has the role 'user'" in str(bad[1].error)
+    with pytest.raises(UsageError, match="continue_final_message: needs add_generation_prompt=False beside it"):
+        llm.chat(chat, continue_final_message=True)
+    with pytest.raises(UsageError, match="add_generation_prompt: 'no' is not True or False"):
+        llm.chat(chat, add_generation_prompt="no")  # type: ignore[call-overload]
+    thoughts = {**short, "thinking": {}}
+    [within] = going_on([chat[0], {**chat[1], "content": "<think>\nLet"}], thoughts)
+    assert within.error is not None and (within.error.code, within.text) == ("no_answer", None) and within.reasoning
+    [answering] = going_on(chat, {**thoughts, "structured_outputs": {"choice": [" yes"]}, "max_tokens": 40})
+    assert (answering.text, answering.reasoning) == (" yes", None)
+
+
 def test_tools_are_shown_and_called(llm: bulkrun.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm._tokenizer, "chat_template", HERMES)
     chat = functools.partial(llm.chat, [{"role": "user", "content": "hello"}])
