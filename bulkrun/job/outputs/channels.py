@@ -26,14 +26,17 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NAME = re.compile(r"([^\s<]+) <\|constrain\|>json<\|message\|>")
 
 
-def split_channels(text: str, *, is_ended: bool) -> Thoughts:
+def split_channels(text: str, *, is_ended: bool, is_answering: bool = False) -> Thoughts:
     """An output in two: what it says in its channel analysis, and all else: the answer, what comes before, calls.
 
     A call is written in one way, whichever the model chose, for `read_harmony`. `is_ended`: the model ended the output
-    itself, with a marker that no text shows; else its last message may be cut.
+    itself, with a marker that no text shows; else its last message may be cut. `is_answering`: it begins in the middle
+    of an answer, which the prompt began.
     """
     thoughts, rest, is_cut = list[str](), list[str](), False
     messages = _BETWEEN.split(text)
+    if is_answering:
+        rest.append(messages.pop(0))
     for number, message in enumerate(messages, 1):
         head, is_whole, content = message.partition("<|message|>")
         if not is_whole:

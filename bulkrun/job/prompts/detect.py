@@ -186,7 +186,8 @@ def describe_prompt(spec: JobSpec, columns: Sequence[str]) -> str:
     """How a row becomes a prompt, in a few words, and whether the columns told. Raises as `detected_job` does."""
     prompt = detected_job(spec, columns).prompt
     second = "" if prompt.text_pair is None else ", and prompt.text_pair"
-    return _first_text(prompt, told="" if has_mapping(spec.prompt) else " (detected)") + second
+    continued = ", the last message continued" if prompt.continue_final_message else ""
+    return _first_text(prompt, told="" if has_mapping(spec.prompt) else " (detected)") + second + continued
 
 
 def _first_text(prompt: PromptSpec, told: str) -> str:

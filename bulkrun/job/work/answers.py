@@ -132,7 +132,9 @@ class AnswerReader:
         calls = _calls_of(answer)
         if _form_of(answer) == "harmony":
             is_ended = done.finish_reason == "stop" and not isinstance(done.stop_reason, str)
-            extra["reasoning"], response = split_channels(self._begun(answer) + text, is_ended=is_ended)
+            goes_on = sampling.thinking is not None and sampling.thinking.begun == "answer"
+            whole = text if goes_on else self._begun(answer) + text
+            extra["reasoning"], response = split_channels(whole, is_ended=is_ended, is_answering=goes_on)
             error = error or _no_answer(response, done)
         elif sampling.thinking is not None:
             extra["reasoning"], response = self._split(answer, text, sampling.thinking)

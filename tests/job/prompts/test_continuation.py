@@ -14,6 +14,7 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.plan.rows import fit_prompt
 from bulkrun.job.prompts.builder import PromptBuilder
+from bulkrun.job.prompts.detect import describe_prompt
 from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.job.prompts.fit import PromptFitter
 from bulkrun.request import RowError
@@ -193,6 +194,16 @@ def test_a_job_without_such_a_message_is_refused_at_its_place(prompt: str, words
     with pytest.raises(JobFileError) as refused:
         load_job(path)
     assert f"{path}:7:3: prompt.continue_final_message: {words}" in str(refused.value)
+
+
+def test_the_other_name_of_it_tells_where_it_is() -> None:
+    with pytest.raises(JobFileError, match=r"add_generation_prompt.*prompt\.continue_final_message goes on with one"):
+        job_of({"name": "j", "model": "m", "input": {"path": "x"}, "prompt": {"add_generation_prompt": False}})
+
+
+def test_validate_says_that_the_last_message_is_continued() -> None:
+    spec = job("x", prompt={"continue_final_message": True})
+    assert describe_prompt(spec, ["messages"]) == "column 'messages': messages (detected), the last message continued"
 
 
 @pytest.mark.parametrize("task", ["embed", "classify"])

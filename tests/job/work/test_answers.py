@@ -238,6 +238,16 @@ def test_a_prompt_may_begin_a_channel() -> None:
     assert (told.extra, told.response) == ({}, "yes")
 
 
+def test_an_answer_that_the_prompt_began_goes_on_as_it_is() -> None:
+    prompt = (*CHANNEL_PROMPT, 903, *ids("final"), 904, *ids("So: "))
+    goes_on = CHANNELS._replace(begun="answer")
+    for said in ("\n\nyes", "<| is a bar", ""):
+        made = thinking((*ids(said), 900), prompt=prompt, thinking=goes_on)
+        assert (made.extra, made.response, made.error_code) == ({}, said, None)
+    more = thinking((*ids("a\n"), 905, 906, *ids("assistant"), *ANALYSIS, *ids("hm")), prompt=prompt, thinking=goes_on)
+    assert (more.extra["reasoning"], more.response) == ("hm", "a\n")
+
+
 @pytest.mark.parametrize(
     ("reason", "stop", "calls"), [("stop", None, [("f", "{}")]), ("length", None, None), ("stop", "x", None)]
 )
