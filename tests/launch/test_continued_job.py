@@ -104,3 +104,16 @@ def test_a_night_runs_the_rows_whose_beginning_is_another() -> None:
     )
     assert second["a"]["row_key"] == first["a"]["row_key"] and second["b"]["row_key"] != first["b"]["row_key"]
     assert second["a"]["response"] == first["a"]["response"]
+
+
+def test_a_message_goes_on_with_the_thoughts_or_the_answer_that_it_is_in() -> None:
+    beginnings = {"thoughts": "<think>\nLet me see", "ended": "<think>\nHm.\n</think>\n\nIt is", "answer": "It is"}
+    rows = [
+        {"custom_id": name, "m": [*chat("a")[:1], {"role": "assistant", "content": said}]}
+        for name, said in beginnings.items()
+    ]
+    sampling = {"temperature": 0, "thinking": {"max_tokens": 4}, "structured_outputs": {"choice": [" so", " not"]}}
+    made = rows_of(job(rows, prompt={"messages": "m", "continue_final_message": True}, sampling=sampling))
+    for name, row in made.items():
+        assert (row["error_code"], row["response"] in (" so", " not")) == (None, True), row
+        assert (row["reasoning"] is not None) == (name == "thoughts"), row
