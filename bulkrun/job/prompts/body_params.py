@@ -126,11 +126,7 @@ def _token_ids(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flags(body: Mapping[str, Any]) -> dict[str, bool]:
-    given = {key: body[key] for key in FLAGS if key in body}
-    for key, flag in given.items():
-        if not isinstance(flag, bool):
-            raise BadBody(f"body.{key}: {shown(flag)} is not true or false")
-    return given
+    return {key: flag for key in FLAGS if (flag := _flag(key, body)) is not None}
 
 
 def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
