@@ -72,17 +72,25 @@ def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Res
 
     `work` has a thread of its own: in the main one DuckDB itself would call the handler, rename what that raises to a
     RuntimeError, and wait until its other threads have finished the query. A signal that comes while the thread starts
-    leaves it at work as well, so what it works on is there before it.
+    leaves it at work as well, so what it works on is there before it. Whoever hears of an end can close the connection.
     """
     result: Future[_Result] = Future()
     try:
         Thread(target=_run, args=(work, result), name="duckdb").start()
         return result.result()
     except BaseException:
+        _end(connection, result)
+        raise
+
+
+def _end(connection: duckdb.DuckDBPyConnection, result: Future[_Result]) -> None:
+    try:
         result.cancel()  # before it has begun: it never will
         while not result.done():  # one interrupt may come before DuckDB has begun, and is forgotten then
             connection.interrupt()
             wait([result], _INTERRUPT_AGAIN_S)
+    except BaseException:  # of another signal, as of a second Ctrl-C: what the first one ended has to end all the same
+        _end(connection, result)
         raise
 
 

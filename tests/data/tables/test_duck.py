@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
+from typing import Any
 
 import duckdb
 import pytest
 
+from bulkrun.data.tables import duck
 from bulkrun.data.tables.duck import interruptible, locked_connection
 from tests.signalled import LONG_SELECT, Signalled
 
@@ -38,6 +41,35 @@ def test_a_signal_while_the_thread_starts_ends_what_it_has_begun(
     with pytest.raises(Signalled):
         interruptible(connection, work)
     assert connection.execute("SELECT 7").fetchall() == [(7,)]
+
+
+def test_more_signals_while_a_query_ends_do_not_leave_it_at_work(
+    connection: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of somebody who presses Ctrl-C until the prompt is back."""
+    begun, signals = threading.Event(), [1, 2]
+    start = threading.Thread.start
+
+    def signalled(thread: threading.Thread) -> None:
+        start(thread)
+        assert begun.wait(60)
+        raise Signalled
+
+    def signalled_again(*given: Any) -> object:
+        if signals:
+            signals.pop()
+            raise Signalled
+        return wait(*given)
+
+    def work() -> None:
+        begun.set()
+        connection.execute(LONG_SELECT)
+
+    monkeypatch.setattr(threading.Thread, "start", signalled)
+    monkeypatch.setattr(duck, "wait", signalled_again)
+    with pytest.raises(Signalled):
+        interruptible(connection, work)
+    assert not signals and connection.execute("SELECT 7").fetchall() == [(7,)]
 
 
 def test_a_signal_before_the_thread_begins_leaves_nothing_to_wait_for(
