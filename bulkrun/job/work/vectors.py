@@ -21,7 +21,7 @@ from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.request import Completion, RowError
 
 _FLOAT = np.dtype("<f4")
-_LEAST_LENGTH = 1e-8  # torch's, where vectors are compared
+_LEAST_LENGTH = 1e-8  # of each vector, as in torch's CosineSimilarity, which vLLM takes
 _OF = ":"  # between how many vectors there are and their numbers
 F32 = npt.NDArray[np.float32]
 
@@ -64,10 +64,13 @@ def scored(made: bytes, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def cosines(made: bytes, num_texts: int) -> dict[str, Any]:
-    """The cosine of each two vectors, which stand side by side, and the highest. That of a vector of zeros is 0."""
+    """The cosine of each two vectors, which stand side by side, and the highest. That of a vector of zeros is 0.
+
+    `made`: float32 [num_texts, D] as bytes, `num_texts` even.
+    """
     pairs = np.frombuffer(made, _FLOAT).reshape(num_texts // 2, 2, -1).astype(np.float64)
-    lengths = np.linalg.norm(pairs, axis=-1).prod(axis=-1)
-    scores = (pairs.prod(axis=1).sum(axis=-1) / np.maximum(lengths, _LEAST_LENGTH)).astype(_FLOAT)
+    lengths = np.maximum(np.linalg.norm(pairs, axis=-1), _LEAST_LENGTH).prod(axis=-1)
+    scores = (pairs.prod(axis=1).sum(axis=-1) / lengths).astype(_FLOAT)
     return {"score": float(scores.max()), SCORES: _text_of(scores.tobytes())}
 
 

@@ -88,11 +88,12 @@ def test_the_columns_of_a_job_tell_who_reads_its_answers(fields: Any, kind: type
 
 
 def test_scores_of_vectors_are_the_cosines_of_each_two() -> None:
-    """Oracle: torch's. Huge numbers have one too, and a vector of zeros has 0."""
-    vectors = torch.tensor([[3.0, 4.0], [4.0, 3.0], [1e30, 0.0], [-1e30, 0.0], [0.0, 0.0], [1.0, 2.0]])
+    """Oracle: torch's. Huge numbers and tiny ones have one too, and a vector of zeros has 0."""
+    near = torch.tensor([[3.0, 4.0], [4.0, 3.0]])
+    vectors = torch.cat((near, torch.tensor([[1e30, 0.0], [-1e30, 0.0], [0.0, 0.0], [1.0, 2.0]]), 1e-5 * near))
     made = record(
-        Completion("a", (), "stop", num_prompt_tokens=3, embedding=vectors.numpy().tobytes()), COSINE_FIELDS, (1,) * 6
+        Completion("a", (), "stop", num_prompt_tokens=3, embedding=vectors.numpy().tobytes()), COSINE_FIELDS, (1,) * 8
     )
-    wanted = torch.nn.CosineSimilarity(dim=1)(*vectors.double().view(3, 2, 2).unbind(1))
+    wanted = torch.nn.CosineSimilarity(dim=1)(*vectors.double().view(4, 2, 2).unbind(1))
     assert vector_of(made.extra["scores"]).tolist() == pytest.approx(wanted.tolist(), abs=1e-7)
     assert made.extra["score"] == pytest.approx(0.96) and "label" not in made.extra
