@@ -307,6 +307,13 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
     }
 
 
+@pytest.mark.parametrize("key", ["ignore_eos", "include_stop_str_in_output"])
+def test_a_line_wins_over_a_column_also_where_it_says_what_the_job_says(key: str) -> None:
+    kept = {"sampling": {"per_row": {key: "kept"}}}
+    assert overrides({**chat(**{key: False}), "kept": "true"}, **kept) == {key: False}
+    assert overrides({**chat(), "kept": "true"}, **kept) == {key: True}
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
