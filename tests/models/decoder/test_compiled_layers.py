@@ -214,7 +214,7 @@ def test_what_stands_in_unused_slots_does_not_matter(
     assert torch.equal(clean, poisoned) and not clean.isnan().any()
 
 
-@pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
+@pytest.mark.parametrize("kv_dtype", [None, FP8, torch.bfloat16], ids=str)
 def test_slots_are_copied_before_anybody_attends(kv_dtype: torch.dtype | None, tmp_path: Path) -> None:
     model = load(tmp_path, "llama", torch.float32)
     ours, our_cache = decode_step(model, 0.0, kv_dtype)
