@@ -196,6 +196,14 @@ def as_object(place: str, value: Any, what: str) -> dict[str, Any]:
     return value
 
 
+def flag_of(body: Mapping[str, Any], key: str) -> bool | None:
+    """What a body says of something that is true or false; None: nothing. Raises BadBody."""
+    value = body.get(key)
+    if not isinstance(value, bool | None):
+        raise BadBody(f"body.{key}: {shown(value)} is not true or false")
+    return value
+
+
 def check_chat_keys(body: Mapping[str, Any]) -> None:
     """Raise BadBody for what a /v1/chat/completions body cannot hold."""
     _check(body, (*CHAT_ONLY, *BOTH), {**NEUTRAL, _SPECIAL_TOKENS: (False,)})

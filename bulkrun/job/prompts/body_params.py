@@ -24,6 +24,7 @@ from bulkrun.job.prompts.body_keys import (
     check_chat_keys,
     check_completion_keys,
     check_response_keys,
+    flag_of,
 )
 from bulkrun.job.prompts.body_structure import structure_of
 from bulkrun.job.prompts.conversations import shown
@@ -126,7 +127,7 @@ def _token_ids(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flags(body: Mapping[str, Any]) -> dict[str, bool]:
-    return {key: flag for key in FLAGS if (flag := _flag(key, body)) is not None}
+    return {key: flag for key in FLAGS if (flag := flag_of(body, key)) is not None}
 
 
 def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,9 +140,7 @@ def _biases(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
     """How many alternatives a chat asks for; None: no log-probabilities at all."""
-    wanted, top = body.get("logprobs", False), _whole("top_logprobs", body.get("top_logprobs", 0))
-    if not isinstance(wanted, bool):
-        raise BadBody(f"body.logprobs: {shown(wanted)} is not true or false")
+    wanted, top = flag_of(body, "logprobs"), _whole("top_logprobs", body.get("top_logprobs", 0))
     if top and not wanted:
         raise BadBody("body.top_logprobs: needs logprobs: true as well")
     return top if wanted else None
@@ -157,13 +156,13 @@ def _response_logprobs(body: Mapping[str, Any]) -> int | None:
 def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
     """The values for the chat template that a chat brings; they win over the job's. Raises BadBody."""
     effort = _effort("reasoning_effort", body.get("reasoning_effort"))
-    asks = {} if _flag(ADD_PROMPT, body) in (None, True) else {ADD_PROMPT: False}
+    asks = {} if flag_of(body, ADD_PROMPT) in (None, True) else {ADD_PROMPT: False}
     return {**effort, **_documents(body), **_given_kwargs(body), **asks}
 
 
 def continues(body: Mapping[str, Any]) -> bool | None:
     """Whether the model goes on with the last message of a chat; None: it does not say. Raises BadBody."""
-    goes_on, begins = _flag(CONTINUE, body), _flag(ADD_PROMPT, body)
+    goes_on, begins = flag_of(body, CONTINUE), flag_of(body, ADD_PROMPT)
     if goes_on and begins:
         raise BadBody(f"body.{CONTINUE}: true together with {ADD_PROMPT}: true, which begins another message")
     return False if begins else goes_on
@@ -172,13 +171,6 @@ def continues(body: Mapping[str, Any]) -> bool | None:
 def response_template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a /v1/responses body."""
     return {**_effort("reasoning.effort", effort_of(body)), **_given_kwargs(body)}
-
-
-def _flag(key: str, body: Mapping[str, Any]) -> bool | None:
-    value = body.get(key)
-    if not isinstance(value, bool | None):
-        raise BadBody(f"body.{key}: {shown(value)} is not true or false")
-    return value
 
 
 def _documents(body: Mapping[str, Any]) -> dict[str, Any]:

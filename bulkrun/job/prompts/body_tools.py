@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, NONE, Offer, check_choice, check_tools, offered
-from bulkrun.job.prompts.body_keys import BadBody
+from bulkrun.job.prompts.body_keys import BadBody, flag_of
 from bulkrun.job.prompts.conversations import shown
 
 _Checked = TypeVar("_Checked")
@@ -19,9 +19,7 @@ def offer_of(body: Mapping[str, Any], calls: ToolCallsSpec | None) -> Offer:
     choice = body.get("tool_choice", AUTO)
     _checked("tool_choice", check_choice, choice)
     tools = _checked("tools", check_tools, body.get("tools", []))
-    parallel = body.get("parallel_tool_calls")
-    if not isinstance(parallel, bool | None):
-        raise BadBody(f"body.parallel_tool_calls: {shown(parallel)} is not true or false")
+    parallel = flag_of(body, "parallel_tool_calls")
     if not tools and choice in (AUTO, NONE):
         return NO_OFFER
     if tools and choice != NONE and calls is None:

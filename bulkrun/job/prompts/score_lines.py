@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode
 from bulkrun.job.jobfile.classification import ClassificationSpec
-from bulkrun.job.prompts.body_keys import ACTIVATIONS, SIDES, BadBody, check_rerank_keys, check_score_keys
+from bulkrun.job.prompts.body_keys import ACTIVATIONS, SIDES, BadBody, check_rerank_keys, check_score_keys, flag_of
 from bulkrun.job.prompts.conversations import Ask, shown
 from bulkrun.request import RowError
 
@@ -51,12 +51,10 @@ def rerank_of(body: Mapping[str, Any]) -> Rerank:
     """Which of a /v1/rerank body's documents its answer has, and how. Raises BadBody, naming the key."""
     if "documents" not in body:
         raise BadBody("body.documents: missing; /v1/rerank needs a list of texts")
-    top_n, returned = body.get("top_n", 0), body.get("return_documents", True)
+    top_n, returned = body.get("top_n", 0), flag_of(body, "return_documents")
     if type(top_n) is not int or top_n < 0:
         raise BadBody(f"body.top_n: {shown(top_n)} is not a whole number from 0 on")
-    if not isinstance(returned, bool):
-        raise BadBody(f"body.return_documents: {shown(returned)} is not true or false")
-    return Rerank(_texts(body, "documents"), top_n, returned)
+    return Rerank(_texts(body, "documents"), top_n, returns_documents=returned is not False)
 
 
 def _sides_of(body: Mapping[str, Any]) -> tuple[str, str]:
@@ -112,11 +110,8 @@ def _check_activation(body: Mapping[str, Any], made: ClassificationSpec | None) 
     A cosine has no activation, as in vLLM.
     """
     for key in ACTIVATIONS:
-        if (wanted := body.get(key)) is None:
-            continue
-        if not isinstance(wanted, bool):
-            raise BadBody(f"body.{key}: {shown(wanted)} is not true or false")
-        if made is not None and wanted != (made.activation != "none"):
+        wanted = flag_of(body, key)
+        if made is not None and wanted is not None and wanted != (made.activation != "none"):
             raise BadBody(
                 f"body.{key}: {wanted}, but the job's scores have the activation {made.activation} "
                 "(classification.activation, for all lines)"
