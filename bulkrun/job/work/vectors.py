@@ -23,6 +23,7 @@ from bulkrun.request import Completion, RowError
 _FLOAT = np.dtype("<f4")
 _LEAST_LENGTH = 1e-8  # of each vector, as in torch's CosineSimilarity, which vLLM takes
 _OF = ":"  # between how many vectors there are and their numbers
+_PAIRS_AT_ONCE = 256  # a line may have thousands, and the numbers of each are taken several times over in float64
 F32 = npt.NDArray[np.float32]
 
 
@@ -68,10 +69,17 @@ def cosines(made: bytes, num_texts: int) -> dict[str, Any]:
 
     `made`: float32 [num_texts, D] as bytes, `num_texts` even.
     """
-    pairs = np.frombuffer(made, _FLOAT).reshape(num_texts // 2, 2, -1).astype(np.float64)
-    lengths = np.maximum(np.linalg.norm(pairs, axis=-1), _LEAST_LENGTH).prod(axis=-1)
-    scores = (pairs.prod(axis=1).sum(axis=-1) / lengths).astype(_FLOAT)
+    pairs = np.frombuffer(made, _FLOAT).reshape(num_texts // 2, 2, -1)
+    scores = np.concatenate([_cosines(pairs[at : at + _PAIRS_AT_ONCE]) for at in range(0, len(pairs), _PAIRS_AT_ONCE)])
     return {"score": float(scores.max()), SCORES: _text_of(scores.tobytes())}
+
+
+def _cosines(pairs: F32) -> F32:
+    """Of some pairs, float32 [P, 2, D]: float32 [P]."""
+    exact = pairs.astype(np.float64)
+    lengths = np.maximum(np.linalg.norm(exact, axis=-1), _LEAST_LENGTH).prod(axis=-1)
+    scores: F32 = (exact.prod(axis=1).sum(axis=-1) / lengths).astype(_FLOAT)
+    return scores
 
 
 def vector_or_error(done: Completion) -> bytes | RowError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from bulkrun.data.results.schema import COSINE_FIELDS, RESULT_FIELDS, VECTOR_FIE
 from bulkrun.job.store.journal import JournalRecord, encode_record
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.job.work.vectors import VectorReader, reader_of, vector_column, vector_of, vectors_column, vectors_of
+from bulkrun.job.work.vectors import (
+    VectorReader,
+    cosines,
+    reader_of,
+    vector_column,
+    vector_of,
+    vectors_column,
+    vectors_of,
+)
 from bulkrun.request import Completion, Request, RowError
 
 ODD = [0.0, -0.0, 1e-45, -1.17549435e-38, 3.4028235e38, 0.1, float("inf")]
@@ -97,3 +106,15 @@ def test_scores_of_vectors_are_the_cosines_of_each_two() -> None:
     wanted = torch.nn.CosineSimilarity(dim=1)(*vectors.double().view(4, 2, 2).unbind(1))
     assert vector_of(made.extra["scores"]).tolist() == pytest.approx(wanted.tolist(), abs=1e-7)
     assert made.extra["score"] == pytest.approx(0.96) and "label" not in made.extra
+
+
+def test_the_cosines_of_a_line_with_many_pairs_take_little_memory_beside_the_vectors() -> None:
+    vectors = torch.randn(2 * 2001, 128, generator=torch.Generator().manual_seed(0))
+    held = vectors.numpy().tobytes()
+    tracemalloc.start()
+    made = cosines(held, len(vectors))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    wanted = torch.nn.CosineSimilarity(dim=1)(*vectors.view(2001, 2, 128).unbind(1))
+    assert vector_of(made["scores"]).tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert made["score"] == pytest.approx(float(wanted.max()), abs=1e-6) and peak < len(held)
