@@ -120,6 +120,7 @@ def test_a_template_that_prints_nothing_leaves_that_row_nothing_to_continue() ->
     [
         ("It is", "answer"),
         ("<think>\nLet me", "thoughts"),
+        ("\n<think>\nLet me", "thoughts"),
         (" <think>\nLet me\n</think>\n\nIt is", "answer"),
         ("What <think> means:", "answer"),
         ([{"type": "text", "text": "<think>"}, {"type": "text", "text": "Let me"}], "thoughts"),
