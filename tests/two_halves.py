@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScheduling
 _ROOMS = ("cli", "data", "engine", "launch/python_api", "models", "ops", "text")
 _ROOMS_OF_JOB = ("jobfile", "outputs", "prompts", "update", "views")
 _SHARED = tuple(f"tests/{room}/" for room in (*_ROOMS, *(f"job/{room}" for room in _ROOMS_OF_JOB)))
+_LONGEST = "tests/ops/triton/test_compiles.py"  # minutes of one core, for which all others would wait at the end
 _MOST_AT_ONCE = 16  # slow tests lie together: who is given few of them at a time is not left with all
 _FIRST = "gw0"
 _POLITE = 10  # a tenth of what the first one gets where both want all: a test with a clock of its own must not starve
@@ -28,8 +29,8 @@ def is_shared(node_id: str) -> bool:
 
 
 def shared_last(items: list[pytest.Item]) -> None:
-    """Each half in its order."""
-    items.sort(key=lambda item: is_shared(item.nodeid))
+    """Each half in its order, the second behind its longest tests."""
+    items.sort(key=lambda item: (is_shared(item.nodeid), not item.nodeid.startswith(_LONGEST)))
 
 
 def be_polite() -> None:

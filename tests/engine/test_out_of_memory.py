@@ -79,7 +79,7 @@ def _requests(**params: Any) -> list[Request]:
     return [Request(str(n), prompt, sampling) for n, prompt in enumerate(PROMPTS)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_tokens_equal_transformers_whenever_memory_runs_out(
     make_engine: EngineFactory, expected: dict[str, list[list[int]]], data: st.DataObject

@@ -232,7 +232,7 @@ def test_a_cache_of_another_dtype_goes_op_by_op(tmp_path: Path) -> None:
     assert model.layer_stack is not None
     embeds_TE = torch.zeros(3, model.config.hidden_size)
     assert model.layer_stack.takes(embeds_TE, torch.float32) and model.layer_stack.takes(embeds_TE, FP8)
-    assert not model.layer_stack.takes(embeds_TE, torch.bfloat16)
+    assert model.layer_stack.takes(embeds_TE, torch.bfloat16) and not model.layer_stack.takes(embeds_TE, torch.float16)
 
 
 @pytest.mark.parametrize("variant", NOT_STACKED)

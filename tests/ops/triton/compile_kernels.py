@@ -285,7 +285,9 @@ def main() -> None:
     parser.add_argument("--value-dim", type=int, help="of values within keys, as latent attention has them")
     parser.add_argument("--groups", type=int, nargs="+", default=[4], help="query heads of a key head, where wide")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quick", action="store_true", help="an eighth of the kinds of attention")
+    parser.add_argument(
+        "--quick", action="store_true", help="an eighth of the kinds of attention; of --attention those without fp8"
+    )
     parser.add_argument("--attention", action="store_true", help="that alone, over a cache and packed")
     parser.add_argument("--capability", type=int, default=90, help="80: A100, 86: A10, 89: L4, 90: H100, 100: B200")
     args = parser.parse_args()
@@ -305,12 +307,12 @@ def main() -> None:
     JITFunction.run = compile_only
     dtype, has_fp8 = getattr(torch, args.dtype), args.capability >= 89
     if args.attention and args.head_dim <= 256:
-        packed_attention(args.head_dim, dtype, is_quick=False)
+        packed_attention(args.head_dim, dtype, is_quick=args.quick)
     if args.attention or args.head_dim > 256 or args.value_dim is not None:
         num_kv_heads, value_dim = (2, args.head_dim) if args.value_dim is None else (1, args.value_dim)
         for group in args.groups:
             heads = (num_kv_heads * group, num_kv_heads, args.head_dim)
-            call_paged_attention(heads, value_dim, dtype, has_fp8=has_fp8)
+            call_paged_attention(heads, value_dim, dtype, has_fp8=has_fp8 and not args.quick)
     else:
         call_every_op(args.head_dim, dtype, has_fp8=has_fp8, is_quick=args.quick)
     for kernel in compiled.values():
