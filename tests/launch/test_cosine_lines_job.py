@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bulkrun.errors import JobFileError
-from tests.launch.whole_jobs import cli, lines_of, rows_of
+from tests.launch.whole_jobs import cli, job_of_parts, lines_of, rows_of
 from tests.models.tiny_encoders import hidden_states, save_tiny_encoder, write_json, write_modules
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all", "query", ":"]
@@ -68,17 +68,7 @@ def wanted(model: Path, pairs: list[tuple[str, str]], pooling: str = "mean", bef
 
 
 def job_over(model: Path, **sections: Any) -> dict[str, Any]:
-    return {
-        "name": "cosines",
-        "task": "embed",
-        "model": str(model),
-        "input": {"path": "in.jsonl"},
-        "prompt": {"score_lines": True},
-        "engine": {"dtype": "float32", "max_num_batched_tokens": 48, "max_num_seqs": 3},
-        "output": {"path": "out"},
-        "run": {"max_error_rate": 1, "on_too_long": "truncate_right"},
-        **sections,
-    }
+    return job_of_parts("embed", model, **{"prompt": {"score_lines": True}, **sections})
 
 
 @pytest.mark.parametrize("embedding", [{}, {"pooling": "cls", "normalize": True}, {"pooling": "last"}])

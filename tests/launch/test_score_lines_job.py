@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from bulkrun.errors import JobFileError
-from tests.launch.whole_jobs import cli, lines_of, rows_of
+from tests.launch.whole_jobs import cli, job_of_parts, lines_of, rows_of
 from tests.models.tiny_pairs import pair_logits, save_pair_classifier
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,17 +63,7 @@ def wanted(model: Path, pairs: list[tuple[str, str]]) -> list[float]:
 
 
 def job_over(model: Path, **sections: Any) -> dict[str, Any]:
-    return {
-        "name": "ranks",
-        "task": "classify",
-        "model": str(model),
-        "input": {"path": "in.jsonl"},
-        "prompt": {"score_lines": True},
-        "engine": {"dtype": "float32", "max_num_batched_tokens": 48, "max_num_seqs": 2},
-        "output": {"path": "out"},
-        "run": {"max_error_rate": 1, "on_too_long": "truncate_right"},
-        **sections,
-    }
+    return job_of_parts("classify", model, **{"prompt": {"score_lines": True}, **sections})
 
 
 def test_every_score_is_the_models_own_of_its_pair_and_a_bad_line_costs_no_other(model: Path, folder: Path) -> None:

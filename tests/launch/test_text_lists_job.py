@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from bulkrun.errors import ResumeError
-from tests.launch.whole_jobs import cli, lines_of, rows_of
+from tests.launch.whole_jobs import cli, job_of_parts, lines_of, rows_of
 from tests.models.tiny_encoders import save_tiny_encoder, write_modules
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all"]
@@ -53,17 +53,7 @@ def write_lines(inputs: dict[str, Any]) -> None:
 
 
 def job_over(model: Path, **sections: Any) -> dict[str, Any]:
-    return {
-        "name": "vectors",
-        "task": "embed",
-        "model": str(model),
-        "input": {"path": "in.jsonl"},
-        "prompt": {"text_lists": True},
-        "engine": {"dtype": "float32", "max_num_batched_tokens": 64, "max_num_seqs": 4},
-        "output": {"path": "out"},
-        "run": {"max_error_rate": 1, "on_too_long": "truncate_right"},
-        **sections,
-    }
+    return job_of_parts("embed", model, **{"prompt": {"text_lists": True}, **sections})
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,21 @@ def cli(*arguments: str, ends_with: int = 0) -> Result:
     return result
 
 
+def job_of_parts(task: str, model: Path, prompt: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """A job over in.jsonl whose rows have several texts or pairs; `sections` in the place of its own."""
+    return {
+        "name": "parts",
+        "task": task,
+        "model": str(model),
+        "input": {"path": "in.jsonl"},
+        "prompt": prompt,
+        "engine": {"dtype": "float32", "max_num_batched_tokens": 48, "max_num_seqs": 3},
+        "output": {"path": "out"},
+        "run": {"max_error_rate": 1, "on_too_long": "truncate_right"},
+        **sections,
+    }
+
+
 def lines_of(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
