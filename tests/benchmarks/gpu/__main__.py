@@ -17,7 +17,7 @@ requests would have given where fewer ran: it simulates, a minute on any CPU, so
 
 What calls have given lies in `measured/`: copy such a file to .earlier/ below to go on from there.
 
-On a lent device machine (fifteen minutes in all, ten a call, a start took half of one; the machine goes back after 30
+On a lent device machine (thirty minutes in all, ten a call, a start took half of one; the machine goes back after 30
 idle seconds) nothing is installed. Once, here, in the repository's root:
 
     mkdir -p .whl .earlier; printf '/.whl/\\n/.earlier/\\n/.peer/\\n' >> .git/info/exclude
