@@ -120,7 +120,7 @@ class SamplingParams:
     and the k most likely ones', among all tokens or, by `logprobs_over`, those that `structured_outputs` and the like
     allow in their place; `prompt_logprobs` the same for the tokens of the prompt, among all. `structured_outputs`,
     `thinking` and both lists constrain which tokens may come next (they need a `TokenConstraintFactory`). `tool_calls`
-    and `include_stop_str_in_output` are for whoever reads the output. `timeout_s` is counted from its first step.
+    and `include_stop_str_in_output` are for whoever reads the output. `timeout_s` counts from the request's first step.
     """
 
     max_tokens: int = 256

@@ -19,7 +19,7 @@ from bulkrun.errors import BulkrunError, JobFileError, ModelError
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.launch.model_list import describe_model
 from tests.launch.one_process import one_process, own_engine
-from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json
+from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json, write_words
 from tests.models.tiny_models import edit_weights
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all"]
@@ -30,10 +30,8 @@ TEXTS = ["close the file", "read a line of it", "Files", "", "unheard", "close t
 def save(folder: Path, **overrides: Any) -> Path:
     """A BERT with words of its own, 16 tokens at most."""
     save_tiny_classifier(folder, "bert_in_panels", **overrides)
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     write_json(folder / "tokenizer_config.json", {"model_max_length": LENGTH})
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    return folder
+    return write_words(folder, WORDS)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from bulkrun.errors import JobFileError
 from tests.launch.whole_jobs import cli, job_of_parts, lines_of, rows_of
-from tests.models.tiny_encoders import hidden_states, save_tiny_encoder, write_json, write_modules
+from tests.models.tiny_encoders import hidden_states, save_tiny_encoder, write_json, write_modules, write_words
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all", "query", ":"]
 LENGTH = 16
@@ -39,9 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny_encoder(tmp_path_factory.mktemp("embedder") / "model", "bert")
     write_modules(folder, normalize=False)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": LENGTH})
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    return folder
+    return write_words(folder, WORDS)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import bulkrun
 from tests.launch.one_process import one_process, own_engine
-from tests.models.tiny_encoders import hidden_states, save_tiny_encoder, write_json, write_modules
+from tests.models.tiny_encoders import hidden_states, save_tiny_encoder, write_json, write_modules, write_words
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "query", ":", "of", "it", "and", "all"]
 LENGTH = 16
@@ -27,9 +27,7 @@ def model(tmp_path: Path) -> Path:
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": LENGTH})
     asked = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     write_json(folder / "config_sentence_transformers.json", asked)
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    return folder
+    return write_words(folder, WORDS)
 
 
 def wanted(model: Path, text: str) -> list[float]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from bulkrun.errors import ResumeError
 from tests.launch.whole_jobs import cli, job_of_parts, lines_of, rows_of
-from tests.models.tiny_encoders import save_tiny_encoder, write_modules
+from tests.models.tiny_encoders import save_tiny_encoder, write_modules, write_words
 
 WORDS = ["close", "the", "file", "##s", "read", "a", "line", "of", "it", "and", "all"]
 INPUTS: dict[str, Any] = {
@@ -32,9 +31,7 @@ GOOD = [name for name in INPUTS if name not in CODES]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny_encoder(tmp_path_factory.mktemp("embedder") / "model", "bert")
     write_modules(folder)
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    return folder
+    return write_words(folder, WORDS)
 
 
 @pytest.fixture

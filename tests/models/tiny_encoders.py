@@ -127,6 +127,13 @@ def _save(path: Path, architecture: str, changes: dict[str, Any], seed: int, ove
     return path
 
 
+def write_words(folder: Path, words: Sequence[str]) -> Path:
+    """Give a saved BERT a tokenizer of these words, made as its tokenizer_config.json says, if there is one."""
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return folder
+
+
 def write_modules(
     path: Path, pooling: dict[str, Any] | None = None, *, dense: Sequence[nn.Linear] = (), normalize: bool = True
 ) -> None:
