@@ -49,15 +49,18 @@ def test_it_gives_the_bits_of_a_cache_that_holds_the_same_numbers(
 
 
 def test_every_number_is_written_as_torch_rounds_it() -> None:
-    """All numbers of bfloat16, the ties between two, and what is beside these."""
+    """All numbers of bfloat16, the ties between two, and what is beside these. Subnormal ones may become zeros: the
+    instruction that AVX-512 BF16 has for it flushes them."""
     numbers = torch.arange(-(2**15), 2**15).short().view(torch.bfloat16).float()
     ties = (numbers.view(torch.int32) + 2**15).view(torch.float32)
     x = torch.cat((numbers, ties, ties.nextafter(ties - 1), ties.nextafter(ties + 1)))
     caches = torch.zeros(2, len(x) // 64 + 1, 1, 1, 64, dtype=torch.bfloat16)
     qkv_TND = x.view(-1, 1, 64).expand(-1, 3, -1).contiguous()
     norm_rotary_store(qkv_TND, None, 1e-6, None, None, *caches, torch.arange(1, len(caches[0])))
-    for cache in caches:
-        torch.testing.assert_close(cache[1:].flatten(), x.bfloat16(), atol=0, rtol=0, equal_nan=True)
+    expected, is_subnormal = x.bfloat16(), x.abs() < torch.finfo(torch.float32).tiny
+    for written in caches[:, 1:].flatten(1):
+        flushed = is_subnormal & (written == 0)
+        torch.testing.assert_close(written, expected.where(~flushed, 0.0), atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
