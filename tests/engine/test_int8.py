@@ -149,13 +149,16 @@ def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_th
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("variant", ["qwen3", "qwen3_moe", "qwen3_5", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("variant", "deterministic"),
+    [("qwen3", False), ("qwen3_5", False), ("qwen3", True), ("qwen3_moe", True), ("qwen3_5", True), ("gpt_oss", True)],
+)
 def test_a_row_alone_has_the_tokens_that_it_has_in_a_crowd(
     tmp_path: Path, variant: str, dtype: str, deterministic: bool
 ) -> None:
+    """Of mixtures where it is promised: the products of routers are torch's, whose last bits depend on the batch."""
     if not deterministic and not can_pack_int8(32, 64):
-        pytest.skip("no compiled int8 products on this machine: torch's, of routers and heads, depend on the batch")
+        pytest.skip("no compiled int8 products on this machine: torch's, of heads, depend on the batch")
     engine = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=4, deterministic=deterministic)
     alone = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=1, deterministic=deterministic)
     assert tokens(engine) == tokens(alone)
