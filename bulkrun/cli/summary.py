@@ -90,10 +90,9 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
         note(f"  {what}")
     if totals.cut:
         was = "was" if totals.cut == 1 else "were"
-        budget = "" if record.job["run"].get("max_tokens_per_row") is None else " or run.max_tokens_per_row"
         note(
             f"  {counted(totals.cut, 'output')} {was} cut at max_tokens or the model's length (finish_reason "
-            f"'length'): raise sampling.max_tokens{budget}, or shorten prompts"
+            f"'length'): raise {_what_cut(done, record)}, or shorten prompts"
         )
     for code, rows_with in totals.errors.items():
         note(f"  {counted(rows_with, _answer(totals))} failed with {code}: bulkrun errors {root}")
@@ -101,6 +100,19 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
         planned = read_json(done.run.plan_complete) or {}
         warn_of_duplicates(planned.get("duplicate_ids", {}))
         warn_of_undeclared(planned.get("undeclared_columns", {}))
+
+
+def _what_cut(done: Submitted, record: RunRecord) -> str:
+    """The keys whose numbers cut outputs. What a row or a line of a batch sets itself, the job's does not raise."""
+    from bulkrun.job.views.export_schema import declared_schema
+
+    own = ""
+    if (column := record.job["sampling"].get("per_row", {}).get("max_tokens")) is not None:
+        own = f" (for rows with a value in {column!r}: that)"
+    elif record.columns_tell and "custom_id" in declared_schema(done.run).names:
+        own = " (for lines with their own: that)"
+    budget = "" if record.job["run"].get("max_tokens_per_row") is None else " or run.max_tokens_per_row"
+    return f"sampling.max_tokens{own}{budget}"
 
 
 def _answer(totals: RunTotals) -> str:

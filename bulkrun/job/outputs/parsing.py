@@ -128,7 +128,10 @@ class OutputParser:
 def what_cut(finish_reason: str, progress: Progress | None) -> str:
     """What ended an output that the model had not ended, and what to do about it."""
     if finish_reason == "length":
-        return " (cut at max_tokens or the model's length: raise sampling.max_tokens or shorten the prompt)"
+        return (
+            " (cut at max_tokens or the model's length: raise sampling.max_tokens, or the row's own, or shorten the "
+            "prompt)"
+        )
     if progress is None:
         return ""
     return " (cut by sampling.stop or sampling.stop_token_ids: remove what may occur in an output)"

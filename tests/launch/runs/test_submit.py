@@ -384,6 +384,19 @@ def test_outputs_that_the_models_length_cuts_are_not_put_down_to_max_tokens_alon
     assert "cut at max_tokens or the model's length" in CliRunner().invoke(main, ["status", "out"]).stdout
 
 
+def test_the_number_to_raise_is_the_rows_own_where_it_has_one(folder: Path) -> None:
+    row = {"text": "def f(): pass", "most": 1}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    keys = ("input={path: rows.jsonl}", "sampling.ignore_eos=true")
+    said = submit(*keys, "prompt={column: text}", "sampling.per_row={max_tokens: most}").stderr
+    assert "raise sampling.max_tokens (for rows with a value in 'most': that), or shorten prompts" in said
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    line = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
+    (folder / "rows.jsonl").write_text(json.dumps(line) + "\n")
+    said = submit(*keys, "prompt={}", "output.path=batch").stderr
+    assert "raise sampling.max_tokens (for lines with their own: that), or shorten prompts" in said
+
+
 def test_a_template_that_uses_no_column_is_refused(folder: Path) -> None:
     result = submit("prompt={template: 'Rate this: {source}'}")
     assert result.exit_code == 2 and "write {{ source }} for {source}" in result.stderr
