@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bulkrun.data.inputs.files import COMPRESSIONS, FORMATS
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile import strict_yaml
 from bulkrun.job.jobfile.problems import SpecProblem, shown, spec_problems, wants_text
@@ -65,6 +66,9 @@ def job_schema() -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
+    if path.suffix in {*FORMATS, *COMPRESSIONS} and path.is_file():
+        command = f"bulkrun init {shlex.quote(str(path))}"
+        raise JobFileError([f"{path}: is data, not a job file; `{command}` writes a job file over it"])
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)

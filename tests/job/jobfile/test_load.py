@@ -49,6 +49,13 @@ def problems(text: str | bytes, *overrides: str) -> list[str]:
     return caught.value.problems
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.jsonl.gz"])
+def test_data_in_the_place_of_a_job_file_is_told_how_to_get_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"id": 1, "text": "a"}\n')
+    with pytest.raises(JobFileError, match=f"is data, not a job file; `bulkrun init .*{name}` writes"):
+        load_job(tmp_path / name)
+
+
 def test_a_good_job_becomes_a_spec(folder: Path) -> None:
     spec = load(GOOD)
     assert spec.input.path == ["data/a.parquet", "data/*.parquet"]
