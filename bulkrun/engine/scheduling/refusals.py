@@ -28,9 +28,10 @@ def refusal(
     if len(prompt) >= max_model_len:
         return RowError(
             "too_long",
-            f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output, by "
-            f"engine.max_model_len or the memory for its KV cache; shorten it to {max_model_len - 1} tokens, raise "
-            "engine.max_model_len or engine.kv_cache_memory_bytes, or have it cut: run.on_too_long with "
+            f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output, by the "
+            "model, engine.max_model_len or the memory for its KV cache; shorten it to "
+            f"{max_model_len - 1} tokens, where the model takes more raise engine.max_model_len or "
+            "engine.kv_cache_memory_bytes, or have a job cut it: run.on_too_long with "
             f"engine.max_model_len: {max_model_len}",
         )
     given = _token_ids(request) | ({} if knows_sampling else _token_ids_of(sampling))
@@ -57,8 +58,9 @@ def text_refusal(request: Request, *, max_model_len: int, vocab_size: int) -> Ro
     if num_tokens > max_model_len:
         return RowError(
             "too_long",
-            f"the prompt has {num_tokens} tokens and a text to embed may have {max_model_len}; shorten it, raise "
-            "engine.max_model_len or set run.on_too_long",
+            f"the prompt has {num_tokens} tokens and a text may have {max_model_len}, by the model or "
+            "engine.max_model_len; shorten it, have it cut (run.on_too_long, from Python on_too_long), or raise "
+            "engine.max_model_len where the model takes more",
         )
     return _unknown_token(_token_ids(request), vocab_size)
 
