@@ -67,6 +67,8 @@ def parse_yaml(text: str) -> Document:
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         what = str(error.problem or error.context)
         what += "; indent with spaces, not with a tab" if "'\\t'" in what else ""
+        if error.context and (begun := error.context_mark) and begun.line + 1 < line:  # a quote that is never closed
+            what += f" ({error.context} that begins at {begun.line + 1}:{begun.column + 1})"
         document.problems.append(Problem(line, column, "", f"not valid YAML: {what}"))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

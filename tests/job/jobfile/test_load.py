@@ -49,6 +49,13 @@ def problems(text: str | bytes, *overrides: str) -> list[str]:
     return caught.value.problems
 
 
+@pytest.mark.parametrize("unclosed", ['"{{ text }}', "[a, b", "{a: b"])
+def test_what_is_never_closed_is_told_by_where_it_begins(tmp_path: Path, unclosed: str) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: a\nprompt:\n  template: {unclosed}\noutput: {{path: o}}\n")
+    with pytest.raises(JobFileError, match=r"not valid YAML: .* that begins at 3:13\)"):
+        load_job(tmp_path / "job.yaml")
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.jsonl.gz"])
 def test_data_in_the_place_of_a_job_file_is_told_how_to_get_one(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"id": 1, "text": "a"}\n')
