@@ -104,14 +104,16 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
 
 def _what_cut(done: Submitted, record: RunRecord) -> str:
     """The keys whose numbers cut outputs. What a row or a line of a batch sets itself, the job's does not raise."""
+    from bulkrun.job.jobfile.spec import JobSpec
+    from bulkrun.job.prompts.detect import has_mapping
     from bulkrun.job.views.export_schema import declared_schema
 
-    own = ""
-    if (column := record.job["sampling"].get("per_row", {}).get("max_tokens")) is not None:
+    spec, own = JobSpec.model_validate(record.job), ""
+    if (column := spec.sampling.per_row.get("max_tokens")) is not None:
         own = f" (for rows with a value in {column!r}: that)"
-    elif record.columns_tell and "custom_id" in declared_schema(done.run).names:
+    elif not has_mapping(spec.prompt) and "custom_id" in declared_schema(done.run).names:
         own = " (for lines with their own: that)"
-    budget = "" if record.job["run"].get("max_tokens_per_row") is None else " or run.max_tokens_per_row"
+    budget = "" if spec.run.max_tokens_per_row is None else " or run.max_tokens_per_row"
     return f"sampling.max_tokens{own}{budget}"
 
 

@@ -122,7 +122,7 @@ def _expand_any(pattern: str) -> list[InputFile]:
 
 def _expand(pattern: str) -> list[InputFile]:
     spelled = user_path(pattern).parts
-    found = expand(pattern, lambda path: _classify(path) is not None)
+    found = expand(pattern, lambda path: format_of(path) is not None)
     return [_describe(path, partition_folders(path.parts, spelled)) for path in found]
 
 
@@ -134,7 +134,7 @@ def _expand_remote(pattern: str) -> list[InputFile]:
     found = []
     for path in objects:
         parts = path.url.split("/")
-        if not is_hidden(parts, spelled) and (matches(parts, spelled) or _classify(path) is not None):
+        if not is_hidden(parts, spelled) and (matches(parts, spelled) or format_of(path) is not None):
             found.append(_describe_object(path, partition_folders(parts, spelled)))
     return found
 
@@ -143,7 +143,7 @@ def _describe_object(path: RemotePath, folders: str) -> InputFile:
     return InputFile(path, *_kind(path, path.size), path.size, path.mtime_ns, folders)
 
 
-def _classify(path: Path | RemotePath) -> tuple[Format, Compression | None] | None:
+def format_of(path: Path | RemotePath) -> tuple[Format, Compression | None] | None:
     """Format and compression by the name's endings; None for a kind that cannot be read."""
     name = PurePosixPath(str(path))
     compression = COMPRESSIONS.get(name.suffix.lower())
@@ -165,7 +165,7 @@ def _describe(path: Path, folders: str) -> InputFile:
 
 
 def _kind(path: Path | RemotePath, size: int) -> tuple[Format, Compression | None]:
-    kind = _classify(path)
+    kind = format_of(path)
     if kind is None:
         suffixes = "".join(PurePosixPath(str(path)).suffixes)
         raise InputError(f"{path}: unknown kind of input file {suffixes!r}; {WHAT_WORKS}")

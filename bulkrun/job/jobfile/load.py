@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bulkrun.data.inputs.files import COMPRESSIONS, FORMATS
+from bulkrun.data.inputs.files import format_of
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile import strict_yaml
 from bulkrun.job.jobfile.problems import SpecProblem, shown, spec_problems, wants_text
@@ -66,7 +66,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    if path.suffix in {*FORMATS, *COMPRESSIONS} and path.is_file():
+    if format_of(path) is not None and path.is_file():
         command = f"bulkrun init {shlex.quote(str(path))}"
         raise JobFileError([f"{path}: is data, not a job file; `{command}` writes a job file over it"])
     try:

@@ -114,11 +114,6 @@ class RunRecord:
         wanted = self.job["input"]["id"] or "custom_id"
         return wanted if wanted in columns else None
 
-    @property
-    def columns_tell(self) -> bool:
-        """Whether no key says how a row becomes a prompt: an OpenAI batch, or columns of known names."""
-        return all(self.job["prompt"].get(key) is None for key in ("template", "messages", "column"))
-
 
 def new_record(
     job: Mapping[str, Any],
