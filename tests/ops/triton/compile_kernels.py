@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -230,6 +231,8 @@ def four_bit_weight(shape: tuple[int, ...], group_size: int, codebook: tuple[flo
 
 def needs(kernel: Any) -> dict[str, object]:
     """What a compiled kernel takes of a multiprocessor."""
+    if not kernel.asm["cubin"]:
+        return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared}
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     ptx = kernel.asm["ptx"]
     instructions = ["--dump-sass"] if "wgmma" in ptx else []  # of others nothing is asked that they would tell
@@ -289,9 +292,14 @@ def main() -> None:
         "--quick", action="store_true", help="an eighth of the kinds of attention; of --attention those without fp8"
     )
     parser.add_argument("--attention", action="store_true", help="that alone, over a cache and packed")
+    parser.add_argument(
+        "--shared", action="store_true", help="tell of shared memory alone, and leave out the assembler"
+    )
     parser.add_argument("--capability", type=int, default=90, help="80: A100, 86: A10, 89: L4, 90: H100, 100: B200")
     args = parser.parse_args()
     driver.set_active(CompilingDriver(args.capability))
+    if args.shared:
+        CUDABackend.make_cubin = lambda *_: b""
     dispatch.uses_triton = lambda tensor: True
     has_large = args.capability in (80, 90, 100)
     for module in (attention_tile, packed_attention_kernels):

@@ -76,7 +76,7 @@ def test_attention_of_512_dimensions_fits(dtype: str, capability: int, shared_by
 @pytest.mark.parametrize(
     ("head_dim", "capability", "shared_bytes", "options"),
     [
-        (256, 90, SHARED_BYTES, ["--quick"]),
+        (256, 90, SHARED_BYTES, ["--quick", "--shared"]),  # half the time of one that is assembled too
         pytest.param(64, 89, SMALL_SHARED_BYTES, [], marks=pytest.mark.slow),
         pytest.param(128, 90, SHARED_BYTES, [], marks=pytest.mark.slow),
         pytest.param(128, 89, SMALL_SHARED_BYTES, [], marks=pytest.mark.slow),
