@@ -100,6 +100,15 @@ def generate_with_transformers(variant: str, prompt: SequenceOf[int], max_tokens
     return output[0, len(prompt) :].tolist()
 
 
+@lru_cache(maxsize=64)
+@torch.no_grad()
+def is_greedy(variant: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
+    """Whether each of these tokens is the best one of transformers behind all that stand before it, which is what its
+    `generate` gives: told by one pass over all of them, where that takes one for each."""
+    logits_TV = _reference(variant)(torch.tensor([[*prompt, *output]]), use_cache=False).logits[0]
+    return logits_TV[len(prompt) - 1 : -1].argmax(-1).tolist() == list(output)
+
+
 @lru_cache(maxsize=4)
 def _reference(variant: str) -> transformers.PreTrainedModel:
     """One for several prompts: making it takes as long as some tokens."""

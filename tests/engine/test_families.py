@@ -8,8 +8,8 @@ import pytest
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.models.kv_cache import bytes_per_block
-from bulkrun.request import Request, SamplingParams
-from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
+from bulkrun.request import Completion, Request, SamplingParams
+from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, is_greedy, run
 from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, known
 
 NAMES = [
@@ -80,8 +80,17 @@ def _requests() -> list[Request]:
 
 
 @cache
-def expected_of(variant: str) -> list[list[int]]:
-    return [generate_with_transformers(variant, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+def generated(variant: str) -> list[int]:
+    """Behind the last prompt, which is the longest."""
+    return generate_with_transformers(variant, PROMPTS[-1], MAX_TOKENS, eos_token_id=None)
+
+
+def assert_transformers_tokens(variant: str, completions: dict[str, Completion]) -> None:
+    """Those of the last prompt as it generates them, all others as it would."""
+    outputs = [completions[f"r{i}"].token_ids for i in range(len(PROMPTS))]
+    assert list(outputs[-1]) == generated(variant)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert len(output) == MAX_TOKENS and is_greedy(variant, tuple(prompt), output), prompt
 
 
 def _pool_of(engine: LLMEngine, tokens: int) -> int:
@@ -105,7 +114,7 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     expect_short_outputs(engine.scheduler)
     for _ in range(2 if way == "prefix cached" else 1):
         completions = run(engine, _requests())
-        assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected_of(variant)
+        assert_transformers_tokens(variant, completions)
     assert (engine.stats().num_preemptions > 0) == (way == "preempted")
     assert (engine.stats().num_cached_tokens > 0) == (way in ("prefix cached", "preempted"))
 
@@ -115,7 +124,7 @@ def test_deterministic_runs_give_them_too(make_engine: EngineFactory, variant: s
     engine = make_engine(variant, max_num_batched_tokens=40, deterministic=True)
     engine._sequences.eos_token_ids = frozenset()
     completions = run(engine, _requests())
-    assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected_of(variant)
+    assert_transformers_tokens(variant, completions)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bulkrun.request import Completion, RepetitionStop, Request, SamplingParams, Thinking
-from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
+from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, is_greedy, run
 from tests.engine.step.test_token_masks import steps_factory
 from tests.engine.test_families import NAMES as IN_OTHER_WAYS_TOO
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
@@ -41,15 +41,20 @@ def _tokens(completions: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
     "variant", [*(name for name in VARIANTS if name not in IN_OTHER_WAYS_TOO), "gemma2", "qwen3_5"]
 )
 def test_greedy_tokens_equal_transformers(make_engine: EngineFactory, variant: str) -> None:
-    """Whether a step waits for the tokens of the one before it or is launched ahead of them."""
+    """Whether a step waits for the tokens of the one before it or is launched ahead of them. The longest prompt's are
+    generated, the others' are told to be those that would be."""
     requests = _requests(GREEDY, _prompts(5, 37))
     found = [
         run(make_engine(variant, max_num_batched_tokens=29, max_num_seqs=4, async_scheduling=is_ahead), requests)
         for is_ahead in (False, True)
     ]
+    longest = max(requests, key=lambda request: len(request.prompt_token_ids))
+    expected = generate_with_transformers(variant, longest.prompt_token_ids, 21, eos_token_id=None)
+    assert list(found[0][longest.request_id].token_ids) == expected
     for request in requests:
-        expected = generate_with_transformers(variant, request.prompt_token_ids, 21, eos_token_id=None)
-        assert [list(done[request.request_id].token_ids) for done in found] == [expected] * 2, request.request_id
+        [tokens, tokens_ahead] = [done[request.request_id].token_ids for done in found]
+        assert len(tokens) == 21 and tokens == tokens_ahead, request.request_id
+        assert is_greedy(variant, tuple(request.prompt_token_ids), tokens), request.request_id
 
 
 @pytest.fixture(scope="module", params=[GREEDY, RANDOM], ids=["greedy", "sampled"])

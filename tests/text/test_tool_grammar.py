@@ -318,9 +318,9 @@ def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
     structured, eos = bound(form, True, [{"name": "f", "parameters": parameters}]), tokenizer.eos_token_id
     assert eos is not None
     texts = json.dumps(json.loads(structured.value).get("texts", {}))
-    read = 0
+    grammars, read = Grammars(tokenizer), 0
     for seed in range(8):
-        token_ids, is_whole = walk(Grammars(tokenizer).constraint(structured), tokenizer, eos, ending(eos, seed), 600)
+        token_ids, is_whole = walk(grammars.constraint(structured), tokenizer, eos, ending(eos, seed), 600)
         [text] = tokenizer.decode_batch([token_ids])
         if is_whole:
             [call] = split_calls(text, form, texts).calls
