@@ -88,9 +88,11 @@ def rebuilt(name: str, message: str) -> BulkrunError:
 
 
 def did_you_mean(word: str, choices: Iterable[str], shown: Callable[[str], str] = repr) -> str:
-    """The question for the one of `choices` that is nearest to `word`, "" where none is near."""
-    near = get_close_matches(word, list(choices), n=1)
-    return f"did you mean {shown(near[0])}?" if near else ""
+    """The question for the one of `choices` that is nearest to `word`, "" where none is near. Case counts for nothing:
+    `ID` is near `id`."""
+    folded = {choice.casefold(): choice for choice in choices}
+    near = get_close_matches(word.casefold(), folded, n=1)
+    return f"did you mean {shown(folded[near[0]])}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:
