@@ -36,6 +36,8 @@ _WANTED = {
     "model_type": "a section of keys and values",
     "model_attributes_type": "a section of keys and values",
 }
+# The key that a text in the place of a whole section is meant for.
+_LONE_TEXTS = {"input": "path", "output": "path", "prompt": "template"}
 _GUIDED = ("json", "regex", "choice", "grammar")
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
@@ -127,7 +129,7 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
         return f"is an empty list. {_described(path)}"
     if kind in _WANTED and all(one["type"] != "string_pattern_mismatch" for one in errors):
         wanted = list(dict.fromkeys(_wanted(errors)))
-        return _no_value(path, wanted) if details["input"] is None else _wrong_type(details["input"], wanted)
+        return _no_value(path, wanted) if details["input"] is None else _wrong_type(path, details["input"], wanted)
     return f"{shown(details['input'])} cannot be used here. {_described(path)}"
 
 
@@ -148,12 +150,14 @@ def _no_value(path: Path, wanted: list[str]) -> str:
     return f"has no value; {' or '.join(wanted)} is wanted" + (" (or leave the key out)" if is_optional else "")
 
 
-def _wrong_type(value: Any, wanted: list[str]) -> str:
+def _wrong_type(path: Path, value: Any, wanted: list[str]) -> str:
     fix = ""
     if "text" in wanted and isinstance(value, bool | int | float):
         fix = f'; quote it: "{shown(value)}"'
     elif wanted == ["a list"] and isinstance(value, str | int | float):
         fix = f"; write [{shown(value)}]"
+    elif isinstance(value, str) and len(path) == 1 and path[0] in _LONE_TEXTS:
+        fix = f"; write {path[0]}: {{{_LONE_TEXTS[path[0]]}: {shown(value)}}}"
     elif isinstance(value, str) and "text" not in wanted and _is_number_or_bool(value):
         fix = f"; remove the quotes: {value}"
     return f"{shown(value)} is not {' or '.join(wanted)}{fix}"

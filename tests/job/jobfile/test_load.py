@@ -178,7 +178,11 @@ run:
         ("name: summarize", 'name: "a\\0"', "1:7: name: holds a NUL"),
         ("bundled:tiny", '"\\ud800"', "2:8: model: holds a NUL (\\0) or half a surrogate pair"),
         ("model: bundled:tiny", '"\\udfff": x\nmodel: m', "2:1: a key holds a NUL (\\0) or half a surrogate pair"),
-        ("output: {path: out/summaries}", "output: out", '11:1: output: "out" is not a section of keys and values'),
+        (
+            "output: {path: out/summaries}",
+            "output: out",
+            '11:1: output: "out" is not a section of keys and values; write output: {path: "out"}',
+        ),
         ("bundled:tiny", "[a]", "2:1: model: a list is not text"),
         ("model: bundled:tiny", "1: x\nmodel: m", "2:1: the key 1 is not text; quote it"),
         ("model: bundled:tiny", "model: !!python/name:os.system x", "2:8: model: the tag !!python/name:os.system"),
@@ -410,6 +414,8 @@ def test_a_tab_is_told_as_one(tmp_path: Path) -> None:
     [
         ("sampling.guided_json={}", "write sampling.structured_outputs: {json: ...}"),
         ("engine.tensor_parallel_size=2", "run.workers starts several"),
+        ("input=rows.jsonl", 'write input: {path: "rows.jsonl"}'),
+        ("prompt='Say: {{ x }}'", 'write prompt: {template: "Say: {{ x }}"}'),
         ("sampling.bad_words_ids=[[5]]", "write sampling.bad_words"),
         ("sampling.length_penalty=1.0", "there is no beam search"),
     ],
