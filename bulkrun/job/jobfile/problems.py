@@ -46,6 +46,9 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
 }
 
+_ADAPTERS = (
+    "write engine.adapter: DIRECTORY (from Python LLM(model, adapter=...)); engine.adapters is for several of them"
+)
 # Keys of vLLM's and other runners' configurations that have another name, or no counterpart, here.
 _ELSEWHERE = {
     **{f"guided_{kind}": f"write sampling.structured_outputs: {{{kind}: ...}}" for kind in _GUIDED},
@@ -54,6 +57,7 @@ _ELSEWHERE = {
     "tensor_parallel_size": "a model runs on one GPU; run.workers starts several, one for each GPU",
     "pipeline_parallel_size": "a model runs on one GPU; run.workers starts several, one for each GPU",
     "data_parallel_size": "write run.workers: one worker for each GPU",
+    **dict.fromkeys(("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"), _ADAPTERS),
     "max_new_tokens": "write sampling.max_tokens",
     "max_completion_tokens": "write sampling.max_tokens",
     "do_sample": "write sampling.temperature: 0 for greedy outputs, more for sampled ones",

@@ -414,6 +414,7 @@ def test_a_tab_is_told_as_one(tmp_path: Path) -> None:
     [
         ("sampling.guided_json={}", "write sampling.structured_outputs: {json: ...}"),
         ("engine.tensor_parallel_size=2", "run.workers starts several"),
+        ("engine.enable_lora=true", "write engine.adapter"),
         ("input=rows.jsonl", 'write input: {path: "rows.jsonl"}'),
         ("prompt='Say: {{ x }}'", 'write prompt: {template: "Say: {{ x }}"}'),
         ("sampling.bad_words_ids=[[5]]", "write sampling.bad_words"),
