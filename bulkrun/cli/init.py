@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from bulkrun.cli.output import note
+from bulkrun.errors import BulkrunError
 from bulkrun.settings import Task
 
 
@@ -53,12 +56,24 @@ def init(
     from bulkrun.launch.init_prompt import Wanted
 
     job, wanted = out or Path("job.yaml"), Wanted(task, columns, model, "\t" if delimiter == r"\t" else delimiter)
-    if job == Path("-"):
-        sys.stdout.buffer.write(make_job(source, Path("job.yaml"), wanted).encode())
-        sys.stdout.buffer.flush()
-        return
-    write_job(source, job, wanted)
+    with _options_named():
+        if job == Path("-"):
+            sys.stdout.buffer.write(make_job(source, Path("job.yaml"), wanted).encode())
+            sys.stdout.buffer.flush()
+            return
+        write_job(source, job, wanted)
     name = shlex.quote(str(job))
     note(f"wrote    {name}")
     first = f"write the model's name into {name} (model:); then " if wanted.lacks_model else ""
     note(f"next     {first}bulkrun preview {name}; then bulkrun submit {name}")
+
+
+@contextmanager
+def _options_named() -> Iterator[None]:
+    """Errors that name the key of a job file, which is not there yet, name the option that gives it."""
+    try:
+        yield
+    except BulkrunError as error:
+        said = str(error).replace('input.delimiter: "', '--delimiter "')
+        error.args = (said.replace("input.delimiter", "--delimiter"),)
+        raise

@@ -54,3 +54,12 @@ def test_what_cannot_be_ends_with_the_reason() -> None:
     refused = init("--column", "documents")
     assert refused.exit_code == 2
     assert refused.stderr == "error: --column: the input has no column 'documents'; did you mean 'document'?\n"
+
+
+def test_a_delimiter_is_named_as_the_option_that_gives_it() -> None:
+    said = CliRunner().invoke(main, ["init", "pairs.csv"]).stderr
+    assert said.endswith("""if ';' separates its fields, set --delimiter ";", and --delimiter "," if it does not\n""")
+    assert init("--delimiter", "ab").stderr.startswith("error: --delimiter: must be one character")
+    Path("rows.jsonl").write_text('{"text": "a"}\n')
+    said = CliRunner().invoke(main, ["init", "rows.jsonl", "--delimiter", ";"]).stderr
+    assert said == "error: --delimiter: rows.jsonl is jsonl, not CSV; leave it out\n"

@@ -182,7 +182,7 @@ def _open_files(
     if files[0].format == "csv":
         return CsvSource.open(files, max_row_bytes, delimiter)
     if delimiter is not None:
-        raise InputError(f"input.delimiter: {files[0].path} is {files[0].format}, not CSV; remove this key")
+        raise InputError(f"input.delimiter: {files[0].path} is {files[0].format}, not CSV; leave it out")
     if files[0].format == "jsonl":
         return JsonlSource.open(files, max_row_bytes, kept_as_text, known, needed)
     return ParquetSource.open(files, max_row_bytes, known)
