@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import bulkrun
 from bulkrun.cli import main
+from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.bench.engine import ModelChoice, load_for_bench
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.ops.cpu.library import compiled_ops
@@ -231,6 +232,17 @@ def test_what_cannot_be_measured_is_refused_with_the_fix(arguments: list[str], m
     assert refused.exit_code == 2 and message in refused.stderr and refused.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["throughput", "roofline"])
+def test_lengths_that_the_model_has_not_are_refused_before_it_is_loaded(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LLMEngine, "from_model_dir", lambda *_, **__: pytest.fail("weights were read"))
+    refused = bench(command, "--model", "bundled:tiny")
+    assert refused.exit_code == 2
+    assert "1024 + 512 tokens are above max_model_len 1024; give a shorter --input-len or --outp" in refused.stderr
+    assert "shorter --shared-prefix, --in" in bench(command, "--model", "bundled:tiny", "--shared-prefix", "9").stderr
+
+
 def test_a_benchmark_may_be_named_as_an_option(tmp_path: Path) -> None:
     missing = str(tmp_path / "no-model")
     assert bench("--roofline", "--model", missing).stderr == bench("roofline", "--model", missing).stderr != ""
@@ -246,7 +258,8 @@ def test_a_dataset_is_looked_at_before_a_model_is_loaded(command: str, tmp_path:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_in_one_line() -> None:
-    refused = bench("throughput", "--model", "bundled:tiny", "--device", "cuda")
+    sizes = ("--input-len", "9", "--output-len", "2")
+    refused = bench("throughput", "--model", "bundled:tiny", "--device", "cuda", *sizes)
     assert refused.exit_code == 2 and refused.stderr.startswith("error: engine.device: cuda, but torch ")
     assert len(refused.stderr.splitlines()) == 1
 

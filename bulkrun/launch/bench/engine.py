@@ -50,6 +50,10 @@ class ModelChoice:
         own = {"load_format": "dummy"} if self.shape is not None else {}
         job_of({**_ANY_JOB, "engine": {**self.settings, **own}})  # report impossible settings before a model is loaded
 
+    def model_len(self, config: ModelConfig) -> int:
+        """The longest sequences of the model. Raises UsageError for settings that want longer ones than it has."""
+        return config.model_len(self.settings.get("max_model_len"))
+
     @property
     def facts(self) -> dict[str, str]:
         """The name under which the result is reported."""

@@ -106,11 +106,13 @@ def check_lengths(work: Sequence[Work], max_model_len: int) -> None:
         check_length(len(one.prompt_token_ids), one.num_output_tokens, max_model_len, f"request {number}: ")
 
 
-def check_length(num_input: int, num_output: int, max_model_len: int, place: str = "") -> None:
+def check_length(
+    num_input: int, num_output: int, max_model_len: int, place: str = "", fix: str = "give shorter lengths"
+) -> None:
     """Raises UsageError for a request of so many tokens that would be cut short."""
     if num_input + num_output > max_model_len:
         raise UsageError(
-            f"{place}{num_input} + {num_output} tokens are above max_model_len {max_model_len}; give shorter lengths, "
+            f"{place}{num_input} + {num_output} tokens are above max_model_len {max_model_len}; {fix}, "
             "or a higher --max-model-len where the model has more positions"
         )
 

@@ -12,13 +12,19 @@ from bulkrun.launch.bench.measure import check_lengths, run_workload, warm_up
 from bulkrun.launch.bench.op_table import idle_shares, op_table
 from bulkrun.launch.bench.throughput import Asked, throughput_facts
 from bulkrun.launch.bench.workload import Work
+from bulkrun.models.config.model_config import ModelConfig
 
 _SEED_OF_TRACE = 1000  # other tokens than the main run's, which may still be in the prefix cache
 
 
 def bench_roofline(choice: ModelChoice, asked: Asked) -> dict[str, Any]:
     """The throughput benchmark, its shares of SERIAL, MAX and NanoFlow-optimal on this device, and where time goes."""
-    loaded = load_for_bench(choice, known_shape)
+
+    def check(config: ModelConfig) -> None:
+        known_shape(config)
+        asked.check(choice.model_len(config))
+
+    loaded = load_for_bench(choice, check)
     return roofline_of(choice, asked, loaded, device_rates(loaded))
 
 

@@ -45,6 +45,14 @@ class Asked:
             "shared_prefix": self.shared_prefix or 0,
         }
 
+    def check(self, max_model_len: int) -> None:
+        """Raises UsageError for lengths to draw that are more than so many tokens."""
+        if self.dataset is not None:
+            return
+        input_len, output_len = self._lengths()
+        fix = f"give a shorter {'--shared-prefix, ' if self.shared_prefix else ''}--input-len or --output-len"
+        check_length(input_len.high + (self.shared_prefix or 0), output_len.high, max_model_len, fix=fix)
+
     def work(self, loaded: LoadedModel, seed: int = 0) -> list[Work]:
         """The requests; with another seed they have other tokens, of the same lengths and as many of them shared.
 
@@ -54,8 +62,8 @@ class Asked:
         if self.dataset is not None:
             work = read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.tokenizer_of))
             return [Work([(token + seed) % vocab_size for token in tokens], count) for tokens, count in work]
+        self.check(loaded.engine.max_model_len)
         input_len, output_len = self._lengths()
-        check_length(input_len.high + (self.shared_prefix or 0), output_len.high, loaded.engine.max_model_len)
         return random_work(
             _DEFAULT_REQUESTS if self.num_requests is None else self.num_requests,
             input_len,
@@ -74,7 +82,7 @@ class Asked:
 
 def bench_throughput(choice: ModelChoice, asked: Asked) -> dict[str, Any]:
     """Load, warm up, run; the names of the result are those of the script that measures vLLM."""
-    return throughput_of(choice, asked, load_for_bench(choice))
+    return throughput_of(choice, asked, load_for_bench(choice, lambda config: asked.check(choice.model_len(config))))
 
 
 def throughput_of(choice: ModelChoice, asked: Asked, loaded: LoadedModel, seed: int = 0) -> dict[str, Any]:
