@@ -24,11 +24,11 @@ _SHOWN_NUMBERS = 4
 def print_plan(report: PlanReport, spec: JobSpec, memory: MemoryNeeds) -> None:
     """The numbers of a plan, and its prompts by their length."""
     counters = report.counters
-    prompts = max(1, counters.rows - sum(counters.errors.values()))
+    able = counters.rows - sum(counters.errors.values())
     facts = {
         "prompt": report.prompt,
         "rows": f"{count(counters.rows)} ({count(report.samples)} output rows)",
-        "prompt tokens": f"{count(counters.prompt_tokens)} (mean {counters.prompt_tokens / prompts:.0f}, "
+        "prompt tokens": f"{count(counters.prompt_tokens)} (mean {counters.prompt_tokens / max(1, able):.0f}, "
         f"longest {count(counters.max_prompt_tokens)})",
         "identical prompts": f"{count(counters.duplicate_prompts)} run once with another row: "
         f"{count(counters.prompt_tokens - counters.unique_prompt_tokens)} prompt tokens saved",
@@ -37,7 +37,7 @@ def print_plan(report: PlanReport, spec: JobSpec, memory: MemoryNeeds) -> None:
         "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
         "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
         "shards": f"{count(counters.shards)} in {counted(report.windows, 'window')}",
-        "memory": _of_memory(memory),
+        **({"memory": _of_memory(memory)} if able else {}),
     }
     print_facts(facts)
     warn_of_undeclared(counters.undeclared_columns)

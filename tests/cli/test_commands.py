@@ -332,10 +332,15 @@ def test_an_incremental_job_whose_id_is_named_like_a_result_is_refused_by_every_
 def test_preview_refuses_the_rows_that_a_night_refuses(folder: Path) -> None:
     (folder / "nameless.jsonl").write_text('{"id": null, "text": "x"}\n{"id": "b", "text": "y"}\n')
     job = "name: n\nmodel: bundled:tiny\ninput: {path: nameless.jsonl, id: id}\nsampling: {max_tokens: 2}\n"
-    (folder / "nameless.yaml").write_text(job + "output: {path: nameless}\nrun: {incremental: true, limit: 1}\n")
+    (folder / "nameless.yaml").write_text(job + "output: {path: nameless}\nrun: {incremental: true}\n")
     first, second = as_json("preview", "nameless.yaml")["rows"]
     assert "run.incremental needs an id in every row" in first["ended_by"]
     assert (second["row_id"], second["ended_by"]) == ("b", "length")
+
+
+def test_preview_shows_no_row_beyond_the_jobs_limit(folder: Path) -> None:
+    rows = as_json("preview", "job.yaml", "-n", "3", "--set", "run.limit=2")["rows"]
+    assert [row["row_id"] for row in rows] == ["f0", "f1"]
 
 
 def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
@@ -349,6 +354,12 @@ def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
     assert memory["kv_bytes_per_row"] % memory["kv_bytes_per_token"] == 0 < memory["kv_bytes_per_token"]
     assert "as stored; keys and values in " in shown and " a token, at most " in shown
     assert before == sorted(folder.rglob("*"))
+
+
+def test_plan_tells_of_no_memory_where_no_row_runs(folder: Path) -> None:
+    (folder / "bad.jsonl").write_text('{"name": "empty", "source": null}\n')
+    shown = bulkrun("plan", "job.yaml", "--set", "input.path=bad.jsonl", "--set", "output.path=planned").stdout
+    assert "error rows         bad_input 1\n" in shown and "memory" not in shown
 
 
 def test_preview_shows_prompt_and_response_and_writes_nothing(folder: Path) -> None:

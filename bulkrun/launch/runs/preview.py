@@ -143,6 +143,7 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
 
 def _planned_rows(prepared: PreparedJob, num_rows: int) -> list[dict[str, Any]]:
     """The first rows of the input as a plan makes them: the columns of a shard."""
+    num_rows = min(num_rows, prepared.spec.run.limit or num_rows)
     spec = prepared.spec.with_keys(run={"limit": num_rows, "window_rows": num_rows})
     rows: list[dict[str, Any]] = []
     with prepared.open_dataset() as dataset:
