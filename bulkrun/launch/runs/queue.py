@@ -24,6 +24,7 @@ from bulkrun.job.views.team import TeamProgress
 from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.runs.enter_run import enter_run
+from bulkrun.launch.runs.preview import check_prepared
 from bulkrun.launch.runs.queue_turn import turn_to_queue
 from bulkrun.launch.runs.run import Submitted, View, leave_finished
 from bulkrun.launch.runs.submission import Submission
@@ -48,7 +49,7 @@ class Queued:
 def put_into_queue(asked: Submission, view: View) -> Queued | Submitted:
     """Check the job, enter the run, put its array into the queue unless it is there already.
 
-    Raises ExecutorError where Slurm refuses, or the submit is a night, and what entering a run raises.
+    Raises ExecutorError where Slurm refuses, or the submit is a night, and what checking and entering a run raises.
     """
     spec = asked.spec
     cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
@@ -57,6 +58,8 @@ def put_into_queue(asked: Submission, view: View) -> Queued | Submitted:
     wanted = prepared.record(asked.job_file, asked.overrides)
     if spec.run.incremental and not asked.fresh:
         _refuse_night(prepared.run, wanted, full_refresh=asked.full_refresh)
+    if not (prepared.run.run_json.exists() or spec.input.sql):  # a query may take long: it runs in the array
+        check_prepared(prepared)  # an array may wait for hours before it finds a misspelt column
     entered = enter_run(prepared, wanted, asked, view)
     if (totals := finished_totals(prepared.run)) is not None:
         return leave_finished(prepared.run, entered.record, totals, cancelled)

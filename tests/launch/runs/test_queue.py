@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bulkrun.data.storage.durable import replace_json
-from bulkrun.errors import ExecutorError, Interrupted, RunError
+from bulkrun.errors import ExecutorError, Interrupted, JobFileError, RunError
 from bulkrun.executors.slurm import QueuedJob
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
@@ -90,6 +90,16 @@ def test_on_a_login_node_without_slurm_it_says_so_and_leaves_no_run_behind(
     assert check_job(spec)
     with pytest.raises(ExecutorError, match="sbatch: not found"):
         submit_job(Submission(spec=spec), NoView())
+    assert not Path("out").exists()
+
+
+def test_a_misspelt_column_is_told_before_an_array_waits_for_its_turn(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(queue, "submit_array", lambda *_: pytest.fail("it is in the queue"))
+    with pytest.raises(JobFileError, match="no column 'txt'; did you mean 'text'"):
+        submit_job(Submission(spec=spec.with_keys(input={"id": "txt"})), NoView())
     assert not Path("out").exists()
 
 
