@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -224,6 +225,8 @@ def plan(job: Path, overrides: tuple[str, ...], probe: float | None, as_json: bo
     """
     from bulkrun.launch.runs.preview import plan_job
 
+    if probe is not None and math.isnan(probe):  # it is in click's range
+        raise UsageError("--probe nan: not a number of seconds")
     with _located(job, overrides):
         spec = _load(job, overrides)
         report, changes, probed, memory = plan_job(spec, probe)

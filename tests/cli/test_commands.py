@@ -356,6 +356,11 @@ def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
     assert before == sorted(folder.rglob("*"))
 
 
+def test_a_probe_of_no_number_of_seconds_is_refused(folder: Path) -> None:
+    result = bulkrun("plan", "job.yaml", "--probe", "nan")
+    assert (result.exit_code, result.stderr) == (2, "error: --probe nan: not a number of seconds\n")
+
+
 def test_plan_tells_of_no_memory_where_no_row_runs(folder: Path) -> None:
     (folder / "bad.jsonl").write_text('{"name": "empty", "source": null}\n')
     shown = bulkrun("plan", "job.yaml", "--set", "input.path=bad.jsonl", "--set", "output.path=planned").stdout
