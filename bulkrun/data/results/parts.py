@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from bulkrun.data.storage.arrow_errors import read_errors
 from bulkrun.data.storage.documents import from_document
 from bulkrun.data.storage.durable import new_file
-from bulkrun.errors import RunError
+from bulkrun.errors import RunError, first_line
 
 METADATA_KEY = b"bulkrun.part"
 _ROW_GROUP_BYTES = 64 * 2**20  # uncompressed; a writer's and a reader's memory is about one row group
@@ -113,7 +113,8 @@ def _metadata(path: Path) -> pq.FileMetaData:
         with read_errors(path):
             return pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path}: not a whole Parquet file ({error}); the disk or another program damaged it") from error
+        what = f"not a whole Parquet file ({first_line(error)})"
+        raise RunError(f"{path}: {what}; the disk or another program damaged it") from error
 
 
 def _info(path: Path, metadata: pq.FileMetaData) -> PartInfo:
@@ -166,7 +167,7 @@ def read_part_columns(path: Path, columns: list[str] | None = None) -> Iterator[
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=columns)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path}: damaged ({error}); {_way_out(path)}") from error
+        raise RunError(f"{path}: damaged ({first_line(error)}); {_way_out(path)}") from error
 
 
 def _way_out(path: Path) -> str:
