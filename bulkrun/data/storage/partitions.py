@@ -77,10 +77,16 @@ def folder_values(folder: str) -> dict[str, str | None]:
 
 def find_parts(root: Path) -> Iterator[Path]:
     """Every part of a run, in its root and in its partition folders; the run's own state is not looked at."""
-    return map(Path, _find_parts(str(root)))
+    return (Path(entry.path) for entry in _entries(str(root)) if PART_NAME.fullmatch(entry.name))
 
 
-def _find_parts(folder: str) -> Iterator[str]:
+def find_strangers(root: Path) -> Iterator[Path]:
+    """Every Parquet file beside the parts of a run that is none of them: a glob over the parts reads it too."""
+    entries = (entry for entry in _entries(str(root)) if entry.name.endswith(".parquet"))
+    return (Path(entry.path) for entry in entries if not PART_NAME.fullmatch(entry.name))
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     """Plain text: there may be thousands of folders, and workers look every second."""
     try:
         entries = list(os.scandir(folder))
@@ -88,9 +94,9 @@ def _find_parts(folder: str) -> Iterator[str]:
         return
     for entry in entries:
         if "=" in entry.name and entry.is_dir(follow_symlinks=False):
-            yield from _find_parts(entry.path)
-        elif PART_NAME.fullmatch(entry.name):
-            yield entry.path
+            yield from _entries(entry.path)
+        else:
+            yield entry
 
 
 def partition_columns(folder: str, types: Mapping[str, str], num_rows: int) -> dict[str, pa.Array]:

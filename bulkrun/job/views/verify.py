@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.results.schema import output_schema
-from bulkrun.data.storage.partitions import folder_values
+from bulkrun.data.storage.partitions import find_strangers, folder_values
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
@@ -47,6 +47,10 @@ def verify_run(run: RunDir) -> VerifyReport:
     """Check a run, finished or not, and its bucket. Raises RunError only when the directory is not a run at all."""
     record, updated = read_record(run), _updated(run)
     report = _verify_planned(run, record) if updated is None else _verify_updated(run, record, updated)
+    report.problems += [
+        f"{path}: not a part of this run, and queries over *.parquet read it too; move it away"
+        for path in sorted(find_strangers(run.root))
+    ]
     if report.finished:
         report.problems += bucket_problems(run, record)
     return report

@@ -69,6 +69,14 @@ def test_a_part_of_another_run_is_named(run: RunDir) -> None:
     assert "part-00000.parquet: wrong run: 'somebody'" in problems(run)
 
 
+@pytest.mark.parametrize("place", [".", "lang=en"])
+def test_a_parquet_file_beside_the_parts_is_named_as_queries_read_it_too(run: RunDir, place: str) -> None:
+    (run.root / place).mkdir(exist_ok=True)
+    copy = run.root / place / "copy.parquet"
+    copy.write_bytes(run.part(0).read_bytes())
+    assert f"{copy}: not a part of this run, and queries over *.parquet read it too" in problems(run)
+
+
 def test_a_flipped_bit_is_found(run: RunDir) -> None:
     path = run.part(0)
     data = bytearray(path.read_bytes())
