@@ -29,9 +29,12 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
+from bulkrun.job.views.verify import verify_run
+from tests.launch.whole_jobs import cli
 
 JOB = """\
 name: killed
@@ -115,6 +118,14 @@ def start(job: Path, workers: int = 1) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=one_thread)
 
 
+def run_here(job: Path) -> None:
+    """The unbroken run, in this process and with one thread as the others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    cli("submit", str(job), ends_with=3)
+    torch.set_num_threads(before)
+
+
 def wait_for_moment(process: subprocess.Popen[str], out: Path, rng: random.Random, parts: int) -> str:
     """Sleep until a random moment: a time, or a little after one more file of some kind (or the last part) is there."""
     planned = (out / ".bulkrun/plan/complete.json").exists()
@@ -177,19 +188,15 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, object]:
     """Run it; returns what to report. Raises AssertionError for anything that is wrong."""
     rng = random.Random(args.seed)
     write_input(folder / "input.parquet", args.rows, args.seed)
-    unbroken = start(job_file(folder, "unbroken", args))
-    _, stderr = unbroken.communicate()
-    assert unbroken.returncode == 3, stderr[-3000:]
+    run_here(job_file(folder, "unbroken", args))
     truth = results(folder / "unbroken")
     parts = len(list((folder / "unbroken").glob("part-*.parquet")))
 
     with Reader(folder / "killed-1") as reader:
         report = kill_and_resume(folder, args, rng, truth, parts, reader)
     assert not reader.failures, reader.failures[:5]
-    verified = subprocess.run(
-        [sys.executable, "-m", "bulkrun", "verify", str(reader.out)], capture_output=True, text=True
-    )
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    verified = verify_run(RunDir(reader.out))
+    assert verified.ok, verified.problems
     return {
         "kills": args.kills,
         "rows": len(truth),

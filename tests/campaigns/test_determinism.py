@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 
@@ -94,9 +95,14 @@ def test_the_references_have_one_output_too(model_dirs: dict[str, Path], monkeyp
 
 
 def test_one_thread_and_two_give_the_same_bits(model_dirs: dict[str, Path]) -> None:
-    args = argparse.Namespace(ways=0, seed=0, rows=3, normal=False)
-    found = outcomes_in_processes(model_dirs["llama_wide"], "float32", "compiled", args)
-    assert found["distinct"] == 1 and found["rows"] == 3
+    """Both in this process: of processes with so many each is `test_long_form`."""
+    bits: dict[str, set[str]] = defaultdict(set)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found = count_outcomes(model_dirs["llama_wide"], [], dtype="float32", deterministic=True, num_rows=3)
+        for row, own in found.bits.items():
+            bits[row] |= own
+    assert len(bits) == 3 and {len(own) for own in bits.values()} == {1}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from tests.launch.one_process import one_process
 
 JOB = """\
 name: try
@@ -30,6 +31,12 @@ GOOD = [{"name": f"f{i}", "source": f"def add_{i}(a, b):\n    return a + b + {i 
 
 
 def bulkrun(*arguments: str) -> Result:
+    """The command; one that runs rows does it in this process, on a fake engine."""
+    with one_process():
+        return bulkrun_with_processes(*arguments)
+
+
+def bulkrun_with_processes(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
@@ -48,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "job.yaml").write_text(JOB)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        result = bulkrun("submit", "job.yaml")
+        result = bulkrun_with_processes("submit", "job.yaml")
         assert result.exit_code == 3, result.output
         assert "completed_with_errors: 32 rows" in result.stderr
         assert "bulkrun query out" in result.stderr

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from bulkrun.cli import main
 from tests.job.small_runs import job, make_rows, start
+from tests.launch.one_process import one_process, own_engine
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--set", "engine.dtype=float32", "--set", "engine.max_num_seqs=8")
@@ -55,7 +56,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def bulkrun(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+    """The command; one that runs rows does it in this process."""
+    with one_process(own_engine):
+        return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 def request(custom_id: str, **changes: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.job.small_runs import job, make_rows, start
+from tests.job.without_model import without_model
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_a_job_runs_though_nobody_can_hear_of_it(tmp_path: Path, redirection: st
         f"{{name: a, model: 'bundled:tiny', input: {{path: {tmp_path}/rows.jsonl}}, prompt: {{column: text}}, "
         f"sampling: {{max_tokens: 2}}, output: {{path: {tmp_path}/out}}}}"
     )
-    assert shell(f"submit {job_file}", redirection).returncode == 0
+    assert shell(f"submit {job_file}", redirection, **without_model()).returncode == 0
     assert b"1 of 1, 0 with errors" in shell(f"status {tmp_path}/out").stdout
 
 

@@ -1,6 +1,7 @@
 """Runs on a real Slurm cluster of two nodes on this machine: whatever happens to it, every row exactly once.
 
-The truth is one unbroken local run of the same job; the bundled model in float32 answers the same on any worker.
+The truth is one unbroken local run of the same job. Workers are whole but for the model (`tests/job/without_model.py`):
+what is proved is how Slurm looks after them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 
 from tests.executors.cluster_jobs import journals, results, write_job, write_rows
 from tests.executors.mini_slurm import MiniSlurm, why_no_slurm
+from tests.job.without_model import without_model
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -29,12 +31,12 @@ pytestmark = [
 ]
 
 ROWS = 400
+SLOWLY = without_model(step_s=0.02)  # else it is through before anything can happen to it
 SLURM = """\
 slurm:
   gpus: 1
-  setup: [export OMP_NUM_THREADS=1 BULKRUN_CPU_OPS=reference, "echo gpu $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"]
+  setup: [export {}, "echo gpu $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"]
 """
-SLOWLY = {"BULKRUN_CPU_OPS": "reference"}  # compiled ops are through before anything can happen to a run
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> list[dict[str, object]]:
     """The results of one unbroken worker on this machine."""
-    done = bulkrun("submit", str(job_of(folder, "unbroken")), environment=os.environ | SLOWLY)
+    done = bulkrun("submit", str(job_of(folder, "unbroken")), environment=os.environ | without_model())
     assert done.returncode == 0, done.stderr
     return results(folder / "unbroken", ROWS)
 
@@ -58,8 +60,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
         yield cluster
 
 
-def job_of(folder: Path, name: str) -> Path:
-    return write_job(folder, name, SLURM, max_tokens=32)
+def job_of(folder: Path, name: str, variables: dict[str, str] = SLOWLY) -> Path:
+    exports = " ".join(f"{key}={value}" for key, value in variables.items())
+    return write_job(folder, name, SLURM.format(exports), max_tokens=32)
 
 
 def bulkrun(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -130,7 +133,8 @@ def test_a_cancelled_job_with_a_script_of_its_own_does_not_come_back(
     job = job_of(folder, "own")
     command = shlex.join([sys.executable, "-m", "bulkrun", "submit", str(job), "--executor", "local"])
     script, log = folder / "own.sh", folder / "own.log"
-    script.write_text(f"#!/bin/bash\nexport OMP_NUM_THREADS=1 BULKRUN_CPU_OPS=reference\nexec {command}\n")
+    exports = " ".join(f"{key}={value}" for key, value in SLOWLY.items())
+    script.write_text(f"#!/bin/bash\nexport {exports}\nexec {command}\n")
     cluster.run("sbatch", "--requeue", "--open-mode=append", f"--output={log}", str(script))
     out = job.with_suffix("")
     wait_until(lambda: journals(out), "the first finished rows")
@@ -174,7 +178,7 @@ def test_a_node_dies_and_the_controller_crashes(
 @pytest.mark.slow  # over a minute, and a busy machine may need more turns than it waits for
 def test_a_worker_at_its_time_limit_saves_and_asks_for_its_next_turn_itself(folder: Path, tmp_path: Path) -> None:
     with MiniSlurm(tmp_path / "c", nodes=1, requeue_exit=76) as cluster:  # exit 75 requeues nothing here
-        job = job_of(folder, "walltime")
+        job = job_of(folder, "walltime", {"OMP_NUM_THREADS": "1", "BULKRUN_CPU_OPS": "reference"})  # its own model
         # A minute is Slurm's shortest limit, and it may warn a minute early: within seconds.
         limits = ["--set", 'slurm.time="1"', "--set", "slurm.warn=30", "--set", "sampling.max_tokens=200"]
         out = submit_and_begin(cluster, job, "--workers", "1", *limits)

@@ -15,6 +15,7 @@ import pytest
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
+from tests.job.without_model import without_model
 
 ROWS = 24
 JOB = """\
@@ -37,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *arguments: str, threads: int = 1) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, threads: int = 1, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bulkrun", "submit", "job.yaml", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | variables
     return subprocess.Popen(command, cwd=folder, text=True, env=environment, stderr=subprocess.PIPE)
 
 
@@ -74,7 +75,7 @@ def test_one_worker_with_two_threads_and_two_killed_workers_give_the_same_bytes(
 
 
 def test_a_run_does_not_go_on_in_the_other_mode(folder: Path) -> None:
-    finish(start(folder, "--set", "run.limit=2"))
+    finish(start(folder, "--set", "run.limit=2", **without_model()))
     other = start(folder, "--set", "run.limit=2", "--set", "engine.deterministic=false")
     said = other.communicate(timeout=120)[1]
     assert other.returncode == 4 and "engine.deterministic" in said

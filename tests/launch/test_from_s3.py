@@ -18,6 +18,7 @@ from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.preparation.input_files import check_unchanged, facts_of
 from bulkrun.launch.preparation.prepare import PreparedJob
+from tests.job.without_model import start_without_model
 from tests.launch.one_process import one_process
 from tests.s3_server import SECRET, Bucket, Requests
 
@@ -39,6 +40,7 @@ def store(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bu
     """A bucket with the input, and an empty place for the states of runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
+    start_without_model(monkeypatch)
     for half, rows in enumerate((ROWS[:6], ROWS[6:])):
         bucket.put(f"functions/{half}.parquet", parquet(rows))
     return bucket

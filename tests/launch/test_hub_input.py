@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.hub_server import local_hub
+from tests.job.without_model import without_model
 
 JOB = Path(__file__).parent.parent.parent / "jobs" / "from_hub.yaml"
 
@@ -28,7 +29,7 @@ def test_a_dataset_is_read_once_and_a_later_commit_is_another_input(tmp_path: Pa
 
         def submit(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "bulkrun", "submit", str(JOB), *arguments]
-            environment = os.environ | hub.environment(tmp_path / "home") | variables
+            environment = os.environ | without_model() | hub.environment(tmp_path / "home") | variables
             return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
         path = "main/test-0000{}-of-00002.parquet".format

@@ -51,7 +51,8 @@ def test_random_weights_are_told_wherever_the_model_is(folder: Path) -> None:
     dummy = ("--set", "engine.load_format=dummy")
     warning = "random weights (engine.load_format: dummy)"
     for command in ("validate", "plan", "submit"):
-        done = CliRunner().invoke(main, [command, "job.yaml", *dummy], catch_exceptions=False)
+        with one_process():
+            done = CliRunner().invoke(main, [command, "job.yaml", *dummy], catch_exceptions=False)
         assert done.exit_code == 0 and f"warning: {warning}" in done.stderr
     assert warning in CliRunner().invoke(main, ["status", "out"]).stdout
     assert json.loads(CliRunner().invoke(main, ["status", "out", "--json"]).stdout)["random_weights"] is True

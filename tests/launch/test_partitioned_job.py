@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from bulkrun.cli import main
 from bulkrun.data.results.query import run_query
 from bulkrun.job.store.run_dir import RunDir
+from tests.job.without_model import start_without_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / "functions.parquet")
     shutil.copy(ROOT / "jobs" / "partitioned.yaml", tmp_path / "job.yaml")
     monkeypatch.chdir(tmp_path)
+    start_without_model(monkeypatch)
     return tmp_path
 
 

@@ -1,4 +1,5 @@
-"""`submit --workers` and `worker` as a user runs them: real processes, the bundled model, signals from outside."""
+"""`submit --workers` and `worker` as a user runs them: real processes, signals from outside. Where the processes are
+all that matters, their workers have no model (`tests/job/without_model.py`)."""
 
 from __future__ import annotations
 
@@ -14,13 +15,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from bulkrun.cli import main
 from bulkrun.executors.child_errors import received
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
 from bulkrun.launch.processes.worker import allow_open_files
 from tests.job.small_runs import enter, job
+from tests.job.without_model import without_model
 from tests.processor import has_gpu_driver
 from tests.waiting import wait_until
 
@@ -35,7 +39,8 @@ engine: {dtype: float32, max_num_seqs: 4, device: cpu}
 run: {checkpoint_every: 0.3}
 """
 ROWS = 60
-LONGER = ("submit", "job.yaml", "--set", "sampling.max_tokens=160")  # else all may be done before it is stopped
+LOADING = without_model(load_s=3)  # for what is to come while a worker starts
+SLOWLY = without_model(step_s=0.03)  # else all may be done before it is stopped
 
 
 @pytest.fixture
@@ -51,9 +56,9 @@ def bulkrun(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `bulkrun ...` in the folder; ends what a failed test leaves."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "bulkrun", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(subprocess.Popen(command, cwd=folder, text=True, env=environment, **pipes))
         return started[-1]
@@ -117,7 +122,7 @@ def test_two_workers_share_a_run_and_a_third_joins_by_hand(
 def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    parent = bulkrun(*LONGER, "--workers", "2")
+    parent = bulkrun("submit", "job.yaml", "--workers", "2", **SLOWLY)
     wait_until(working(folder, 2), "work")
     began = time.monotonic()
     parent.send_signal(number)
@@ -129,7 +134,7 @@ def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
     assert {state.ended for state in states if state.role == "runner"} == {"interrupted"}
     assert not list(RunDir(folder / "out").flight.iterdir())
     if number == signal.SIGINT:
-        parent = bulkrun(*LONGER)
+        parent = bulkrun("submit", "job.yaml", **without_model())
         assert parent.wait(120) == 0
         assert rows_of(folder) == list(range(ROWS))
 
@@ -137,7 +142,7 @@ def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
 def test_a_second_signal_ends_parent_and_workers_at_once(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    parent = bulkrun("submit", "job.yaml")
+    parent = bulkrun("submit", "job.yaml", **SLOWLY)
     wait_until(working(folder, 1), "work")
     worker = runners(folder)[0]
     os.kill(worker, signal.SIGSTOP)  # it cannot drain
@@ -150,14 +155,14 @@ def test_a_second_signal_ends_parent_and_workers_at_once(
 
 
 def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
-    parent = bulkrun(*LONGER, "--workers", "2")
+    parent = bulkrun("submit", "job.yaml", "--workers", "2", **SLOWLY)
     wait_until(working(folder, 2), "work")
     pids = runners(folder)
     parent.kill()
     wait_until(lambda: runners(folder) == [], "the end of the orphans", 10)
     states = [state for state in read_workers(RunDir(folder / "out")) if state.worker.pid in pids]
     assert [state.ended for state in states] == ["interrupted"] * 2
-    last = bulkrun("worker", "out", "--workers", "1")
+    last = bulkrun("worker", "out", "--workers", "1", **without_model())
     assert last.wait(120) == 0, last.communicate()[1]
     assert rows_of(folder) == list(range(ROWS))
 
@@ -165,7 +170,7 @@ def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable
 def test_a_submit_that_is_still_starting_is_seen_and_not_moved_aside(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = bulkrun("submit", "job.yaml")
+    first = bulkrun("submit", "job.yaml", **LOADING)
     wait_until(lambda: any((folder / "out/.bulkrun/workers").glob("*.json")), "a submit that entered the run")
     fresh = bulkrun("submit", "job.yaml", "--fresh", "--set", "sampling.max_tokens=2")
     status = bulkrun("status", "out", "--json")
@@ -195,13 +200,13 @@ def test_a_process_of_a_run_that_was_replaced_does_not_work_on_its_successor(fol
 def test_a_cancel_reaches_a_submit_that_is_still_starting_and_no_later_one(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = bulkrun("submit", "job.yaml")
+    first = bulkrun("submit", "job.yaml")  # heard while torch is imported
     wait_until(lambda: any((folder / "out/.bulkrun/workers").glob("*.json")), "a submit that entered the run")
     stopped = bulkrun("cancel", "out", "--json")
     assert json.loads(stopped.communicate(timeout=60)[0])["workers"] and runners(folder) == []
     said = first.communicate(timeout=60)[1]
     assert first.returncode == 75 and "stopped by bulkrun cancel" in said, said
-    again = bulkrun("submit", "job.yaml")
+    again = bulkrun("submit", "job.yaml", **without_model())
     assert again.wait(120) == 0, again.communicate()[1]
     assert rows_of(folder) == list(range(ROWS))
     assert "the run is finished" in bulkrun("cancel", "out").communicate(timeout=60)[1]
@@ -218,13 +223,12 @@ def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[...
 
 @pytest.mark.skipif(has_gpu_driver(), reason="there is a GPU")
 @pytest.mark.parametrize("command", ["submit", "validate"])
-def test_a_gpu_that_is_not_there_is_said_at_once(
-    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], command: str
-) -> None:
-    parent = bulkrun(command, "job.yaml", "--set", "engine.device=cuda")
-    said = parent.communicate(timeout=60)[1]
-    assert parent.returncode == 2
-    assert "error: --set engine.device: cuda, but torch " in said and "Traceback" not in said
+def test_a_gpu_that_is_not_there_is_said_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Of `submit`, by its worker."""
+    monkeypatch.chdir(folder)
+    refused = CliRunner().invoke(main, [command, "job.yaml", "--set", "engine.device=cuda"])
+    assert refused.exit_code == 2
+    assert "error: --set engine.device: cuda, but torch " in refused.stderr and "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

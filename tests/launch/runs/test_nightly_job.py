@@ -1,4 +1,4 @@
-"""The shipped nightly job, two nights on the bundled model through the command line."""
+"""The shipped nightly job, two nights through the command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
+from tests.job.without_model import start_without_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    start_without_model(monkeypatch)
     return tmp_path
 
 

@@ -35,6 +35,7 @@ from bulkrun.launch.runs.submit import submit_job
 from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import enter, job
 from tests.launch.nights import Nights
+from tests.launch.one_process import one_process
 from tests.s3_server import Bucket
 
 
@@ -107,7 +108,8 @@ def test_old_results_come_back_when_slurm_refuses_a_fresh_start(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = spec.with_keys(run={"executor": "local", "workers": 1}, engine={"dtype": "float32"})
-    submit_job(Submission(spec=here), NoView())
+    with one_process():
+        submit_job(Submission(spec=here), NoView())
     before = sorted(path.name for path in Path("out").iterdir())
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -29,6 +29,7 @@ from bulkrun.job.views.listing import statuses
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
 from bulkrun.launch.processes.planner import PlannerProcess, plan_run
 from tests.full_disk import file_size_limit
+from tests.job.without_model import start_without_model
 from tests.launch.one_process import one_process
 from tests.signalled import LONG_SELECT
 from tests.waiting import wait_until
@@ -50,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "job.yaml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
+    start_without_model(monkeypatch)
     return tmp_path
 
 
@@ -60,6 +62,7 @@ def submit(*settings: str, flags: tuple[str, ...] = ()) -> Result:
 
 
 def submit_with_processes(*settings: str, flags: tuple[str, ...] = ()) -> Result:
+    """The command with its processes, which have such an engine too."""
     options = [part for setting in settings for part in ("--set", setting)]
     return CliRunner().invoke(main, ["submit", "job.yaml", *options, *flags], catch_exceptions=False)
 
@@ -294,7 +297,8 @@ def test_an_input_that_changes_while_a_query_reads_it_is_noticed(folder: Path, m
 
 
 def test_columns_that_come_too_late_for_the_output_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"name": f"f{i}", "source": "pass"} | ({"note": "n"} if i > 20_000 else {}) for i in range(20_003)]
+    monkeypatch.setattr("bulkrun.data.inputs.jsonl.SAMPLE_LINES", 200)
+    rows = [{"name": f"f{i}", "source": "pass"} | ({"note": "n"} if i > 200 else {}) for i in range(203)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = "column 'note' is neither in prompts nor in the output: it first comes after the sample"
     done = submit()
