@@ -15,15 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bulkrun.data.storage.durable import append_line, make_dirs, read_bytes, write_file
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm_program import SlurmRefused, slurm
 from bulkrun.executors.slurm_words import advice, ending
-from bulkrun.job.jobfile.cluster import SlurmSpec
-from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.cluster import SlurmSpec
+    from bulkrun.job.jobfile.spec import JobSpec
 
 _KEYS = ("partition", "account", "qos", "time", "mem", "constraint")
 

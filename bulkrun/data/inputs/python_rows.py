@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bulkrun.data.inputs.batch import record_batch
 from bulkrun.data.types.casts import cast_each
@@ -105,6 +104,8 @@ def _in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
     fields = [field.with_type(with_leaves(field.type, _microseconds)) for field in rows.schema]
     if all(field.type == own.type for field, own in zip(fields, rows.schema, strict=True)):
         return rows
+    import pyarrow.compute as pc  # a tenth of the start of a query, and asked of few
+
     cuts = [pc.CastOptions(field.type, allow_time_truncate=True) for field in fields]
     columns = [pc.cast(column, options=cut) for column, cut in zip(rows.columns, cuts, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -11,7 +11,8 @@ from bulkrun.job.jobfile.repetition_stop import RepetitionStopSpec
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
 from bulkrun.job.jobfile.thinking import BEGUN, ThinkingSpec
-from bulkrun.job.jobfile.tool_calls import ANALYSIS, ToolCallsSpec
+from bulkrun.job.jobfile.thought_markers import ANALYSIS
+from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.request import BOUNDS, LogprobsOver, SamplingParams, StructuredOutput
 
 Choosing = Literal[

@@ -11,17 +11,6 @@ from pydantic import Field
 from bulkrun.job.jobfile.section import Section
 from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
 
-# Between which gpt-oss thinks (OpenAI's harmony format) where a call may follow as well as the answer.
-ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
-# And where only the answer may: its prompts end with `<|end|><|start|>assistant`.
-CHANNELS = (ANALYSIS[0], "<|end|><|start|>assistant<|channel|>final<|message|>")
-# Between which models think that write calls in these formats, where it is not <think> and </think>.
-THOUGHTS: Mapping[str, tuple[str, str]] = {
-    "harmony": CHANNELS,
-    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": ("<|channel>thought", "<channel|>"),
-}
-
 
 class ToolCallsSpec(Section):
     """How the model writes tool calls; they go into the column `tool_calls`, the rest into `response`."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from bulkrun.data.results.json_schema import arrow_type
 from bulkrun.data.results.schema import COSINE_FIELDS, RESULT_FIELDS, VECTOR_FIELDS, VECTORS_FIELDS, score_fields
-from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.settings import Task
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.spec import JobSpec
 
 INPUT_COLUMNS = "input_columns"  # in the end marker of a plan: those that pass through
 TOOL_CALLS = "tool_calls"

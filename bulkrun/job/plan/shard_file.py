@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bulkrun.data.storage.arrow_errors import read_errors
 from bulkrun.data.storage.documents import from_document
@@ -86,6 +85,8 @@ def read_refused(path: Path) -> dict[int, RowError]:
     """The rows of a shard that cannot run, and why, and nothing else of it. Raises RunError when it is torn."""
     with _opened(path, ("row", "error_code", "error_message")) as reader:
         table = reader.read_all()
+    import pyarrow.compute as pc  # a tenth of the start of `status`, which reads no shard
+
     rows, codes, messages = (column.to_pylist() for column in table.filter(pc.is_valid(table["error_code"])).columns)
     return {row: RowError(code, message) for row, code, message in zip(rows, codes, messages, strict=True)}
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from bulkrun.data.results.parts import PartInfo, read_part_info
 from bulkrun.errors import RunError
-from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
@@ -161,6 +160,8 @@ def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int
         records = read_outcomes(journals.get(shard, [])).answered.values()
         done += len(records)
         failed += sum(record.error_code is not None for record in records)
+    from bulkrun.job.jobfile.spec import JobSpec  # a quarter of the start of `status`, and asked of unfinished runs
+
     # Of best_of outputs a row keeps n; which ones is known when all are there.
     sampling = JobSpec.model_validate(record.job).sampling
     return done * sampling.n // sampling.generations, failed * sampling.n // sampling.generations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bulkrun.data.types.json_types import as_unicode
-from bulkrun.job.jobfile.tool_calls import CHANNELS
+from bulkrun.job.jobfile.thought_markers import CHANNELS
 from bulkrun.job.outputs.channels import begun_head, split_channels
 from bulkrun.job.outputs.logprobs import TokenTexts, column_value
 from bulkrun.job.outputs.marker_decode import MarkerDecode

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from bulkrun.data.results.schema import EMBEDDING, EMBEDDINGS, RESULT_FIELDS, SC
 from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
-from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.outputs.tool_calls import with_ids
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
@@ -33,6 +32,9 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
 from bulkrun.job.work.vectors import vector_column, vectors_column
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.spec import JobSpec
 
 CheckOurs = Callable[[], None]
 

@@ -10,12 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bulkrun.data.results.parts import PartInfo
-from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.request import Completion, EngineStats
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.sampling import SamplingSpec
 
 WINDOW_S = 60.0
 _SAMPLE_EVERY_S = 0.5

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.row_key import prompt_bytes
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.prompts.own_values import own_values
 from bulkrun.job.store.journal import JournalRecord, ShardOutcomes, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.sampling import SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)

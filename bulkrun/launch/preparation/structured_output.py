@@ -15,7 +15,7 @@ from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
-from bulkrun.job.jobfile.tool_calls import CHANNELS, THOUGHTS
+from bulkrun.job.jobfile.thought_markers import CHANNELS, THOUGHTS
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.thinking import ThinkingMarkers
 from bulkrun.text.token_lists import word_token_ids

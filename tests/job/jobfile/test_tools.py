@@ -12,7 +12,7 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.jobfile.tool_calls import CHANNELS
+from bulkrun.job.jobfile.thought_markers import CHANNELS
 from bulkrun.job.jobfile.tools import check_tools, offered
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.request import ToolCalls
