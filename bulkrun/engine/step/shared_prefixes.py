@@ -12,7 +12,7 @@ layer: some microseconds, in which a GPU reads a few thousand tokens of a layer.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,6 +29,7 @@ MIN_GROUP_SIZE = 4
 MIN_PREFIX_LEN = 256  # tokens
 MIN_SAVED_TOKENS = 8192  # over all groups of a step
 MAX_GROUPS = 64
+_ROOT = -1  # the parent of groups that are part of no other
 
 
 class PrefixGroup(NamedTuple):
@@ -44,7 +45,7 @@ def find_groups(tables: list[list[int]], block_size: int, seqs_per_tile: int) ->
     Prefixes form a tree, and a sequence can be in one group only: either a node's or that of one of its children.
     """
     tree, place = _PrefixTree(tables, block_size, seqs_per_tile), max(MIN_PREFIX_LEN // block_size, 1)
-    groups = tree.best_below(range(len(tables)), place)
+    groups = tree.best(place)
     groups.sort(key=tree.saved, reverse=True)
     groups = groups[:MAX_GROUPS]
     return groups if sum(map(tree.saved, groups)) >= MIN_SAVED_TOKENS else []
@@ -66,18 +67,34 @@ class _PrefixTree:
     def saved(self, group: PrefixGroup) -> int:
         return saved_tokens(len(group.members), group.prefix_len, self.seqs_per_tile)
 
-    def best_below(self, members: Iterable[int], place: int) -> list[PrefixGroup]:
-        """The groups that save most, of members with the same block at this place."""
-        far_enough = [index for index in members if len(self.tables[index]) >= place]
-        return [group for alike in self._by_block(far_enough, place) for group in self._best(alike, place)]
+    def best(self, place: int) -> list[PrefixGroup]:
+        """The groups that save most, of sequences with the same block at this place or further on.
 
-    def _best(self, members: list[int], num_shared: int) -> list[PrefixGroup]:
-        """One group of all members, who share `num_shared` blocks at least, or groups of those who share more."""
-        num_shared = self._num_shared_blocks(members, num_shared)
-        prefix_len = num_shared * self.block_size // PREFIX_UNIT * PREFIX_UNIT
-        together = PrefixGroup(members, prefix_len)
-        apart = self.best_below(members, place=-(-(prefix_len + PREFIX_UNIT) // self.block_size))  # one unit more
-        return [together] if self.saved(together) >= sum(map(self.saved, apart)) else apart
+        Without recursion: where every turn of a conversation is a row, the tree is as deep as there are sequences.
+        """
+        nodes = self._nodes(place)
+        below: dict[int, list[PrefixGroup]] = defaultdict(list)  # parent -> the best that its children come to
+        for number in reversed(range(len(nodes))):
+            parent, together = nodes[number]
+            apart = below.pop(number, [])
+            is_best = self.saved(together) >= sum(map(self.saved, apart))
+            below[parent] = ([together] if is_best else apart) + below[parent]
+        return below[_ROOT]
+
+    def _nodes(self, place: int) -> list[tuple[int, PrefixGroup]]:
+        """Every group there can be, with the number of the one that it is a part of, which stands before it."""
+        nodes: list[tuple[int, PrefixGroup]] = []
+        unseen: list[tuple[int, Iterable[int], int]] = [(_ROOT, range(len(self.tables)), place)]
+        while unseen:
+            parent, members, place = unseen.pop()
+            far_enough = [index for index in members if len(self.tables[index]) >= place]
+            for alike in self._by_block(far_enough, place):
+                num_shared = self._num_shared_blocks(alike, place)
+                prefix_len = num_shared * self.block_size // PREFIX_UNIT * PREFIX_UNIT
+                next_place = -(-(prefix_len + PREFIX_UNIT) // self.block_size)  # one unit more
+                unseen.append((len(nodes), alike, next_place))
+                nodes.append((parent, PrefixGroup(alike, prefix_len)))
+        return nodes
 
     def _by_block(self, members: list[int], place: int) -> list[list[int]]:
         """Members with the same block at a place; groups that are too small are left out."""

@@ -86,6 +86,14 @@ def test_one_row_that_leaves_early_does_not_spoil_the_group() -> None:
     assert find_groups(tables, 16, 32) == [(list(range(99)), 640)]
 
 
+def test_rows_that_are_the_turns_of_one_conversation_may_be_as_many_as_run_at_once() -> None:
+    """Each begins with all of the one before: a tree as deep as there are sequences is no recursion too deep."""
+    tables = [[*range(1, 17 + 4 * turn), 10_000 + turn] for turn in range(500)]
+    [(members, prefix_len)] = find_groups(tables, 16, 32)
+    assert members == list(range(members[0], 500))
+    assert prefix_len == 64 * (members[0] + 4)  # all that the shortest of them has
+
+
 @pytest.mark.parametrize(("num_seqs", "blocks"), [(3, 300), (4, 15), (10, 40)])
 def test_few_sequences_short_prefixes_and_small_savings_are_not_worth_a_kernel(num_seqs: int, blocks: int) -> None:
     assert find_groups([[*range(1, blocks + 1), 900 + i] for i in range(num_seqs)], 16, 32) == []
