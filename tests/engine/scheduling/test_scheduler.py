@@ -392,6 +392,21 @@ def test_what_did_not_fit_is_tried_again_as_soon_as_something_ends() -> None:
     assert scheduler.running == [long, waits]
 
 
+def test_cached_blocks_that_nobody_holds_are_free_ones_which_it_takes() -> None:
+    scheduler = _scheduler(num_blocks=1 + 6, budget=64)
+    before, busy = _sequence(0, list(range(1, 9)), 1), _sequence(1, [50] * 10, 2)
+    scheduler.add(before)
+    _fake_model(scheduler.schedule(), scheduler, lambda _: 1)
+    needs_five = _sequence(2, [*range(1, 9), *range(60, 69)], 1)
+    scheduler.add(busy)
+    scheduler.add(needs_five)
+    for new_seqs in ([busy], [], [needs_five]):
+        batch = scheduler.schedule()
+        assert batch.new_seqs == new_seqs
+        _fake_model(batch, scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert needs_five.num_cached_tokens == 8
+
+
 class _CountsLookups(BlockManager):
     num_lookups = 0
 
