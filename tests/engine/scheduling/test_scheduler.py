@@ -392,6 +392,17 @@ def test_what_did_not_fit_is_tried_again_as_soon_as_something_ends() -> None:
     assert scheduler.running == [long, waits]
 
 
+def test_what_did_not_fit_is_tried_again_in_another_pool_even_if_nobody_ran_there_before() -> None:
+    scheduler = _scheduler(num_blocks=1 + 4, caching=False)
+    first, waits = (_sequence(number, [1] * 8, 8, can_stop=False) for number in range(2))
+    scheduler.add(first)
+    scheduler.add(waits)
+    assert scheduler.schedule().new_seqs == [first]
+    scheduler.restart(BlockManager(1 + 4, BLOCK_SIZE), 16)
+    scheduler.drop([first])
+    assert scheduler.schedule().new_seqs == [waits]
+
+
 def test_cached_blocks_that_nobody_holds_are_free_ones_which_it_takes() -> None:
     scheduler = _scheduler(num_blocks=1 + 6, budget=64)
     before, busy = _sequence(0, list(range(1, 9)), 1), _sequence(1, [50] * 10, 2)

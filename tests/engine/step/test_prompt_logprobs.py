@@ -96,9 +96,11 @@ def test_resumed_request_has_them_too_and_the_same_tokens(make_engine: EngineFac
 
 
 def test_zero_asks_for_the_tokens_of_the_prompt_alone(make_engine: EngineFactory) -> None:
+    """In a step that begins with the prompt of somebody who asks for nothing."""
+    nobody = Request("nobody", _prompts()[2], SamplingParams(max_tokens=2, temperature=0.0))
     request = Request("r", _prompts()[0], SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=0))
     other = Request("other", _prompts()[3], SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=5))
-    completions = run(make_engine(), [request, other])
+    completions = run(make_engine(), [nobody, request, other])
     _check(request, completions["r"], 0)
     _check(other, completions["other"], 5)
 
