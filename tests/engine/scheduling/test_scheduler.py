@@ -481,6 +481,31 @@ def test_cached_tokens_of_a_completion_are_those_of_the_first_admission() -> Non
     assert seq.num_cached_tokens == 0
 
 
+def test_who_computes_anew_after_a_restart_was_given_nothing_by_the_cache() -> None:
+    scheduler = _scheduler()
+    seqs = [_sequence(number, [1] * 9, 3) for number in range(2)]
+    for seq in seqs:
+        scheduler.add(seq)
+    scheduler.schedule()
+    assert [seq.num_cached_tokens for seq in seqs] == [0, 8]
+    scheduler.restart(BlockManager(65, BLOCK_SIZE), 16)
+    scheduler.schedule()
+    assert [seq.num_cached_tokens for seq in seqs] == [0, 0]
+
+
+def test_nobody_gives_way_to_one_whose_last_token_is_on_its_way() -> None:
+    scheduler = _scheduler(caching=False)
+    seqs = [_sequence(number, [1] * BLOCK_SIZE, 1) for number in range(2)]
+    for seq in seqs:
+        scheduler.add(seq)
+    scheduler.schedule()
+    for seq in seqs:
+        seq.num_pending = 1  # it would stand in a block of its own
+    scheduler.block_manager.allocate(scheduler.block_manager.num_free_blocks)
+    assert scheduler.schedule().seqs == []
+    assert scheduler.num_preemptions == 0
+
+
 def test_after_a_preemption_lengths_are_not_guessed_for_a_while() -> None:
     """Short outputs are known, then come long ones: too many are let in, but only once."""
     scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)

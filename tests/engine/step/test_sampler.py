@@ -88,7 +88,7 @@ def test_logprobs_equal_transformers(make_engine: EngineFactory, temperature: fl
     params = SamplingParams(max_tokens=9, temperature=temperature, top_k=7, logprobs=3, ignore_eos=True)
     requests = [
         Request("asks", PROMPT, params, seed=4, output_token_ids=(1, 2)),  # starts over: see add_request
-        Request("asks less", PROMPT, SamplingParams(max_tokens=9, temperature=0.0, logprobs=0, ignore_eos=True)),
+        Request("asks less", PROMPT, SamplingParams(max_tokens=9, temperature=1e-42, logprobs=0, ignore_eos=True)),
         Request("asks not", PROMPT, SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)),
     ]
     completions = run(make_engine(), requests)
@@ -104,6 +104,7 @@ def test_logprobs_equal_transformers(make_engine: EngineFactory, temperature: fl
         assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
     assert [entry.top for entry in completions["asks less"].logprobs or ()] == [()] * 9
     assert completions["asks not"].logprobs is None
+    assert completions["asks less"].token_ids == completions["asks not"].token_ids  # its temperature is none
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,9 @@ def test_samples_follow_the_filtered_distribution(make_engine: EngineFactory, fi
         kept = kept[probs[kept] >= filters["min_p"] * probs.max()]
     expected = {int(t): float(probs[t] / probs[kept].sum()) for t in kept}
     params = SamplingParams(max_tokens=1, temperature=temperature, ignore_eos=True, **filters)
-    completions = run(make_engine(), [Request(str(n), PROMPT, params, seed=n) for n in range(draws)])
+    neighbour = Request("unfiltered", PROMPT, SamplingParams(max_tokens=1, temperature=temperature, ignore_eos=True))
+    completions = run(make_engine(), [neighbour, *(Request(str(n), PROMPT, params, seed=n) for n in range(draws))])
+    del completions["unfiltered"]
     seen = Counter(completion.token_ids[0] for completion in completions.values())
     assert set(seen) <= set(expected)
     for token_id, probability in expected.items():
