@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +26,7 @@ from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
-from tests.engine.step.test_token_masks import _constrained_by_transformers, _grammar, steps_factory
+from tests.engine.step.test_token_masks import Steps, _constrained_by_transformers, _grammar
 from tests.models.tiny_models import VOCAB_SIZE
 
 MAX_TOKENS = 15
@@ -302,9 +304,27 @@ def test_an_error_that_is_not_about_memory_stays_one(make_engine: EngineFactory)
         engine.step()
 
 
+class _SlowSteps(Steps):
+    """Slower than the model, and not to be asked twice at a time."""
+
+    is_asked = False
+
+    def fill_mask(self, mask: memoryview) -> bool:
+        assert not self.is_asked
+        self.is_asked = True
+        time.sleep(0.02)
+        self.is_asked = False
+        return super().fill_mask(mask)
+
+
 def test_constraints_are_asked_again_and_see_every_token_once(make_engine: EngineFactory) -> None:
     requests = [Request(str(n), prompt, _grammar()) for n, prompt in enumerate(PROMPTS[:4])]
-    engine = make_engine(max_model_len=64, constraint_factory=steps_factory, async_scheduling=True)
+
+    def slow_factory(sampling: SamplingParams, prompt_token_ids: object = ()) -> _SlowSteps:
+        assert sampling.structured_outputs is not None
+        return _SlowSteps(json.loads(sampling.structured_outputs.value))
+
+    engine = make_engine(max_model_len=64, constraint_factory=slow_factory, async_scheduling=True)
     done = run(_run_out(engine, {1, 3, 4, 6}.__contains__), requests)
     for n, prompt in enumerate(PROMPTS[:4]):
         assert list(done[str(n)].token_ids) == _constrained_by_transformers(prompt)

@@ -107,6 +107,16 @@ def test_latecomers_do_not_join_a_static_batch_that_has_empty_seats() -> None:
     assert [[seq.arrival for seq in _step(scheduler).seqs] for _ in range(3)] == [[0], [0], [1]]
 
 
+def test_nobody_of_a_static_batch_gives_way_to_a_better_priority_which_could_not_join_it() -> None:
+    scheduler = _scheduler("static", max_num_seqs=1)
+    scheduler.add(_sequence(0, 3))
+    _step(scheduler)
+    urgent = _sequence(1, 1)
+    urgent.priority = -1
+    scheduler.add(urgent)
+    assert [[seq.arrival for seq in _step(scheduler).seqs] for _ in range(3)] == [[0], [0], [1]]
+
+
 def test_dynamic_waits_for_a_full_batch_but_no_longer_than_the_window() -> None:
     clock = Clock()
     scheduler = _scheduler("dynamic", window_s=2.0, clock=clock)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from bulkrun.engine.scheduling.deadlines import Deadlines
+from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.request import Completion, Request, SamplingParams
 from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, preempted
 from tests.models.tiny_models import VOCAB_SIZE
@@ -109,6 +111,17 @@ def test_preempted_request_times_out_and_keeps_its_tokens(make_engine: EngineFac
         assert completions[request_id].token_ids == token_ids
     assert len(_steps(engine)) + len(completions) == 12
     assert engine.stats().kv_cache_usage == 0
+
+
+def test_whoever_gets_a_row_again_has_no_more_time_than_before() -> None:
+    clock = Clock()
+    deadlines, seq = Deadlines(clock), Sequence(Request("r", PROMPT, _limited(5.0)), arrival=0, max_model_len=99)
+    deadlines.start([seq])
+    clock.now += 3.0
+    deadlines.start([seq])
+    assert deadlines.expired() == []
+    clock.now += 2.0
+    assert deadlines.expired() == [seq]
 
 
 def test_ended_and_aborted_requests_leave_no_deadline(make_engine: EngineFactory) -> None:

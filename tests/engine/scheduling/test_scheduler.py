@@ -174,6 +174,17 @@ def test_decoders_come_first_in_the_batch() -> None:
     assert batch.num_decode_seqs == 1
 
 
+def test_what_is_left_of_a_step_goes_to_those_behind_one_after_the_other() -> None:
+    scheduler = _scheduler(max_num_seqs=2, budget=6, caching=False)
+    seqs = [_sequence(number, [1, 2, 3], 9) for number in range(2)]
+    for seq in seqs:
+        scheduler.add(seq)
+    assert scheduler.schedule().num_scheduled_tokens == [3, 3]
+    for seq in seqs:
+        seq.token_ids.extend([5] * 4)  # forced ones, all but the first
+    assert scheduler.schedule().num_scheduled_tokens == [4, 2]
+
+
 def test_waiting_sequences_are_admitted_in_order_of_arrival() -> None:
     scheduler = _scheduler(max_num_seqs=2)
     for number in range(5):
