@@ -61,7 +61,7 @@ def codes(completions: Sequence[Completion]) -> dict[str, str | None]:
 
 def test_out_of_memory_halves_the_steps_and_says_once_what_to_set(caplog: pytest.LogCaptureFixture) -> None:
     embedder = CountingEmbedder(max_tokens=40)
-    engine = engine_of(embedder)
+    engine = engine_of(embedder, max_num_batched_tokens=1000)  # which eight texts do not fill
     add(engine, [8] * 20)
     with caplog.at_level(logging.WARNING):
         completions = run(engine)
@@ -70,6 +70,14 @@ def test_out_of_memory_halves_the_steps_and_says_once_what_to_set(caplog: pytest
     assert len(caplog.records) == 1
     assert "nothing is lost, going on with steps of 32 tokens" in caplog.text
     assert "engine.max_num_batched_tokens: 32 (CUDA out of memory. Tried to allocate 2.00 GiB.)" in caplog.text
+
+
+def test_out_of_memory_computes_nothing_of_the_step_before_anew() -> None:
+    embedder = CountingEmbedder(failures=[None, MemoryError()])
+    engine = engine_of(embedder, async_scheduling=True, max_num_seqs=2)
+    add(engine, [3] * 4)
+    run(engine)
+    assert sum(map(len, embedder.steps)) == 4
 
 
 def test_a_text_that_finds_no_memory_alone_is_its_rows_error() -> None:
@@ -102,6 +110,15 @@ def test_a_step_that_raises_loses_no_request(failure: BaseException, async_sched
     completions += run(engine)
     assert sorted(codes(completions).items()) == [(str(number), None) for number in range(4)]
     assert len(completions) == 4
+
+
+def test_a_text_that_is_dropped_while_its_step_is_under_way_does_not_come_back() -> None:
+    engine = engine_of(CountingEmbedder(), async_scheduling=True)
+    add(engine, [3, 4])
+    assert engine.step() == []
+    engine.abort(["0"])
+    assert codes(engine.step()) == {"1": None}
+    assert not engine.has_unfinished()
 
 
 def test_an_interrupt_between_two_lists_loses_and_doubles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

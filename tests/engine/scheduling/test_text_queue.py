@@ -45,6 +45,18 @@ def test_similar_lengths_go_together() -> None:
     assert steps == [["4", "0", "2"], ["5", "3", "1"]]
 
 
+def test_a_step_may_be_full_to_its_last_token() -> None:
+    queue = queue_of([(10, 0), (10, 0), (12, 0)])
+    assert [request.request_id for request in queue.take(3, 32)] == ["0", "1", "2"]
+
+
+def test_whoever_is_put_back_does_not_come_before_those_who_came_earlier() -> None:
+    queue = queue_of([(10, 0), (50, 0), (10, 0)])
+    assert [request.request_id for request in queue.take(2, 1000)] == ["0", "2"]
+    queue.put_back()
+    assert [request.request_id for _ in range(3) for request in queue.take(1, 1000)] == ["0", "1", "2"]
+
+
 def test_worse_priorities_fill_what_better_ones_leave() -> None:
     queue = queue_of([(10, 1), (10, 0), (30, 0), (10, 1)])
     assert [request.request_id for request in queue.take(3, 1000)] == ["1", "0", "2"]
