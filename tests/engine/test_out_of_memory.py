@@ -137,9 +137,11 @@ def test_steps_get_smaller_where_they_take_more_than_the_pool(
 
 
 def test_memory_that_never_comes_back_ends_in_an_error_that_names_the_keys(make_engine: EngineFactory) -> None:
-    engine = _run_out(make_engine(max_model_len=64, max_num_seqs=3), lambda _: True)
+    engine = _run_out(make_engine(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16), lambda _: True)
     with pytest.raises(ModelError, match=r"even with a KV pool of .* lower engine\.max_num_seqs .*\(CUDA out"):
         run(engine, _requests())
+    # the least: a longest sequence beside the null block, and a token for everyone
+    assert (engine.config.num_blocks, engine.config.max_num_batched_tokens) == (1 + 64 // 4, 2)
 
 
 def test_it_gives_up_after_so_many_times_in_a_row_but_not_after_so_many_in_all(make_engine: EngineFactory) -> None:
@@ -242,7 +244,8 @@ def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
 
     asked[:] = [0]
     with pytest.raises(UsageError, match=r"does not fit \(CUDA out of memory\.\); lower it"):
-        make_engine(kv_cache_memory_bytes=None, max_model_len=64, max_num_seqs=8)
+        make_engine(kv_cache_memory_bytes=None, max_model_len=64, max_num_seqs=2)
+    assert asked == [0, 33, 26, 20, 17]  # the least: a longest sequence beside the null block
 
 
 def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_engine: EngineFactory) -> None:

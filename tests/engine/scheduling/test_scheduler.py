@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from bulkrun.engine.scheduling.admission import MIN_SAMPLES
 from bulkrun.engine.scheduling.batching import ContinuousBatching
 from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
@@ -492,6 +493,16 @@ def test_cached_tokens_of_a_completion_are_those_of_the_first_admission() -> Non
     assert seq.num_cached_tokens == 0
 
 
+def test_of_a_resumed_sequence_only_the_prompt_counts_as_cached() -> None:
+    scheduler = _scheduler()
+    seqs = [_sequence(number, [1] * 5, 20) for number in range(2)]
+    for seq in seqs:
+        seq.token_ids.extend([7] * 8)
+        scheduler.add(seq)
+    scheduler.schedule()
+    assert [(seq.num_shared_tokens, seq.num_cached_tokens) for seq in seqs] == [(0, 0), (12, 5)]
+
+
 def test_who_computes_anew_after_a_restart_was_given_nothing_by_the_cache() -> None:
     scheduler = _scheduler()
     seqs = [_sequence(number, [1] * 9, 3) for number in range(2)]
@@ -559,6 +570,14 @@ def test_abort_frees_running_waiting_and_preempted(caching: bool) -> None:
     assert [seq.arrival for seq in scheduler.running] == [1]
     assert [seq.arrival for seq in scheduler.waiting] == [2]
     assert scheduler.block_manager.num_used_blocks == 2
+
+
+def test_how_long_dropped_sequences_got_says_nothing() -> None:
+    scheduler, dropped = _scheduler(), [_sequence(number, [1], 9) for number in range(MIN_SAMPLES)]
+    for seq in dropped:
+        seq.token_ids.append(1)
+    scheduler.drop(dropped)
+    assert scheduler._lengths.remaining_tokens(_sequence(99, [1], 9)) == 9
 
 
 class SchedulerMachine(RuleBasedStateMachine):
