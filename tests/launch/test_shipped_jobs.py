@@ -64,6 +64,9 @@ def query_in(job: str, folder: Path) -> str:
 
 
 def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_ROOT / "tiny")
     rows = run("samples.yaml", tmp_path, documented=False)
     assert [(row["row"], row["sample"]) for row in rows] == [(row, sample) for row in range(3) for sample in range(3)]
     for row in rows:
@@ -74,6 +77,10 @@ def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) ->
             assert len(best) == 2 and best == sorted(best, reverse=True) and entry["logprob"] <= best[0] + 1e-4
         if row["finish_reason"] == "stop":
             assert "".join(entry["token"] for entry in row["logprobs"]) == row["response"]
+        assert row["token_ids"] == [entry["token_id"] for entry in row["logprobs"]]
+        asked = f"Summarize this Python code in one sentence:\ndef {row['name']}(self):\n    # what it is for"
+        assert asked in tokenizer.decode(row["prompt_token_ids"])
+        assert len(row["prompt_token_ids"]) == row["prompt_tokens"]
     for first, second in pairwise(rows):
         if first["row"] == second["row"] and second["error_code"] is None:
             assert first["cumulative_logprob"] >= second["cumulative_logprob"]

@@ -153,6 +153,11 @@ class SamplingSpec(Section):
         description="Whose probabilities sum to 1 in `logprobs`: all tokens', or (allowed) those of the tokens that "
         "structured_outputs and allowed_token_ids allow in that place: how sure the model is of one among them.",
     )
+    return_token_ids: bool = Field(
+        False,
+        description="Add the columns `prompt_token_ids`, the tokens that the model was given, and `token_ids`, those "
+        "that it wrote, without the end-of-sequence or stop token that ended them.",
+    )
     structured_outputs: StructuredOutputsSpec | None = Field(
         None,
         description="What every output must look like: a JSON schema, a regex, one of several texts, a grammar. "

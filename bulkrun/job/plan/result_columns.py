@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 INPUT_COLUMNS = "input_columns"  # in the end marker of a plan: those that pass through
 TOOL_CALLS = "tool_calls"
+PROMPT_TOKEN_IDS, TOKEN_IDS = "prompt_token_ids", "token_ids"
 _CALLS = pa.list_(pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string())]))
 _TOP = pa.struct([("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())])
 _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
@@ -58,6 +59,8 @@ def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
         fields.append(pa.field("prompt_logprobs", _LOGPROBS))
     if sampling.logprobs is not None or sampling.best_of is not None:
         fields.append(pa.field("cumulative_logprob", pa.float64()))
+    if sampling.return_token_ids:
+        fields += [pa.field(name, pa.list_(pa.int32())) for name in (PROMPT_TOKEN_IDS, TOKEN_IDS)]
     if spec.run.incremental:
         fields.append(pa.field(ROW_KEY, pa.string()))
     return tuple(fields)

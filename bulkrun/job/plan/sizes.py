@@ -20,6 +20,7 @@ _FIXED_BYTES = 64  # row, order, offsets and validity of the columns that every 
 _ID_BYTES = 4
 _TEXT_BYTES = 4  # of a token, about
 _NUMBER_BYTES = 4 + 6  # of a vector: in the results, and as base64 in the journal, which is read whole
+_KEPT_ID_BYTES = 4 + 6  # of a token in a column: in the results, and as text in the journal
 _LOGPROB_BYTES = 64  # of a token and its log-probability in a journal, which is read whole; about
 
 
@@ -39,7 +40,8 @@ class RowSizes:
     @classmethod
     def of(cls, sampling: SamplingSpec, dimensions: int = 0) -> RowSizes:
         """`dimensions`: the numbers that a model makes of a text: its vector, or its scores."""
-        output, prompt = (_entry_bytes(top) for top in (sampling.logprobs, sampling.prompt_logprobs))
+        kept = _KEPT_ID_BYTES if sampling.return_token_ids else 0
+        output, prompt = (kept + _entry_bytes(top) for top in (sampling.logprobs, sampling.prompt_logprobs))
         return cls(sampling.n, sampling.generations, _TEXT_BYTES + output, prompt, dimensions * _NUMBER_BYTES)
 
     def of_rows(self, payload: pa.Array, prompt_tokens: I64, output_tokens: I64, texts: I64) -> I64:

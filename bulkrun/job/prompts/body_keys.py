@@ -28,9 +28,10 @@ STRUCTURES = (
     "guided_grammar",
 )
 TEXT_FORMAT = "text.format"  # where /v1/responses has it
+TOKEN_IDS = "return_token_ids"
 # Honoured: a row's own values win over the job's.
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
-BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", *STRUCTURES)
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", TOKEN_IDS, *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _OF_TEMPLATE = ("chat_template_kwargs", "reasoning_effort", "documents")
 CONTINUE, ADD_PROMPT = "continue_final_message", "add_generation_prompt"
@@ -85,7 +86,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
         "include_reasoning": (True,),
-        "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "truncate_prompt_tokens": (),
         "prompt_logprobs": (),

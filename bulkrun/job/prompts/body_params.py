@@ -19,6 +19,7 @@ from bulkrun.job.prompts.body_keys import (
     NUMBERS,
     RESPONSE_TOO,
     TEXT_FORMAT,
+    TOKEN_IDS,
     WHOLE_NUMBERS,
     BadBody,
     check_chat_keys,
@@ -39,7 +40,7 @@ class BodyParams:
 
     def __init__(self, sampling: SamplingSpec) -> None:
         self._n = sampling.n
-        self._has_logprobs = sampling.logprobs is not None
+        self._has_logprobs, self._has_token_ids = sampling.logprobs is not None, sampling.return_token_ids
         # what a line need not say: one that says it stays the row it is without
         self._flags = {key: getattr(sampling, key) for key in FLAGS if key not in sampling.per_row}
 
@@ -70,6 +71,8 @@ class BodyParams:
             raise BadBody(
                 f"body.n: {shown(body['n'])}, but the job makes {self._n} per line (sampling.n, for all lines)"
             )
+        if flag_of(body, TOKEN_IDS) and not self._has_token_ids:
+            raise BadBody(f"body.{TOKEN_IDS}: the job has no columns for them; set sampling.{TOKEN_IDS}: true in the job file")
         values: dict[str, Any] = {key: _number(key, body[key]) for key in NUMBERS if key in body}
         values |= {key: _whole(key, body[key]) for key in WHOLE_NUMBERS if key in body}
         if "max_completion_tokens" in values:

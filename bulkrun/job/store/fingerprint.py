@@ -35,6 +35,7 @@ _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
 _BEFORE_SAMPLING: tuple[tuple[str, Any], ...] = (
     *(("tool_calls", None), ("logprobs_over", "vocabulary")),
     *(("logit_bias", None), ("bad_words", []), ("allowed_token_ids", None), ("include_stop_str_in_output", False)),
+    ("return_token_ids", False),
 )
 
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from bulkrun.job.plan.result_columns import PROMPT_TOKEN_IDS, TOKEN_IDS
 from bulkrun.job.prompts.body_keys import COMPLETIONS_URL
 from bulkrun.job.views.response_bodies import is_response, output_items, response_body
 from bulkrun.job.views.score_bodies import is_rerank, rerank_body, score_body
@@ -30,8 +31,8 @@ class BatchLines(NamedTuple):
 class LineMaker:
     """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds.
 
-    `sampling` is that of the job: it says which of `reasoning`, `tool_calls` and `logprobs` the model made; else the
-    input did. `task` is what it made: texts, vectors, or scores of pairs.
+    `sampling` is that of the job: it says which of `reasoning`, `tool_calls`, `logprobs` and the columns of token ids
+    the model made; else the input did. `task` is what it made: texts, vectors, or scores of pairs.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class LineMaker:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
         self._make = {"generate": self._generated, "embed": self._vector, "classify": self._scores}[task]
         made_by = {"reasoning": "thinking", "tool_calls": "tool_calls", "logprobs": "logprobs"}
-        self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
+        made_by |= dict.fromkeys((PROMPT_TOKEN_IDS, TOKEN_IDS), "return_token_ids")
+        asked = {key for key, value in sampling.items() if value is not None and value is not False}
+        self._foreign = {name for name, key in made_by.items() if key not in asked}
         if (sampling.get("tool_calls") or {}).get("format") == "none":
             self._foreign.add("tool_calls")
 
@@ -82,6 +85,7 @@ class LineMaker:
             "created": self._created,
             "model": self._model,
             "choices": [_choice(row, raw) for row in rows],
+            **({} if raw else _kept(rows[0], PROMPT_TOKEN_IDS)),
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
@@ -139,9 +143,11 @@ def _is_raw(row: Row) -> bool:
 def _choice(row: Row, raw: bool) -> dict[str, Any]:
     logprobs = row.get("logprobs")
     choice: dict[str, Any] = {"index": row["sample"], "finish_reason": row["finish_reason"], "logprobs": None}
+    choice |= _kept(row, TOKEN_IDS)
     if raw:
         return {
             **choice,
+            **_kept(row, PROMPT_TOKEN_IDS),
             "text": row["response"],
             "logprobs": None if logprobs is None else _completion_logprobs(logprobs),
         }
@@ -151,6 +157,10 @@ def _choice(row: Row, raw: bool) -> dict[str, Any]:
     if row.get("reasoning") is not None:
         message["reasoning_content"] = row["reasoning"]  # the name that vLLM gave it
     return {**choice, "message": message, "logprobs": None if logprobs is None else _chat_logprobs(logprobs)}
+
+
+def _kept(row: Row, name: str) -> dict[str, Any]:
+    return {} if row.get(name) is None else {name: row[name]}
 
 
 def _call(call: Row) -> dict[str, Any]:

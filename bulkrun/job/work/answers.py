@@ -23,6 +23,7 @@ from bulkrun.job.outputs.marker_decode import MarkerDecode
 from bulkrun.job.outputs.output_text import Decode, Output, added_texts, output_texts, shared_length
 from bulkrun.job.outputs.thoughts import Thoughts, span_of, split_thoughts
 from bulkrun.job.outputs.tool_calls import MARKERS, split_calls
+from bulkrun.job.plan.result_columns import PROMPT_TOKEN_IDS, TOKEN_IDS
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.isolation import reason_of
 from bulkrun.job.work.shard_work import Generation
@@ -126,7 +127,7 @@ class AnswerReader:
     def _read(self, answer: Answer, text: str) -> tuple[str | None, dict[str, Any], RowError | None]:
         """The response, the values of other columns, and why it is not an answer."""
         done, sampling = answer.completion, answer.generation.request.sampling
-        extra = self._probabilities(done)
+        extra = self._probabilities(done) | self._token_ids(answer)
         response: str | None = text
         error = done.error
         calls = _calls_of(answer)
@@ -154,6 +155,12 @@ class AnswerReader:
         if "prompt_logprobs" in self._columns:
             values["prompt_logprobs"] = column_value(done.prompt_logprobs, self._tokens)
         return values
+
+    def _token_ids(self, answer: Answer) -> dict[str, list[int]]:
+        if TOKEN_IDS not in self._columns:
+            return {}
+        prompt, written = answer.generation.request.prompt_token_ids, answer.completion.token_ids
+        return {PROMPT_TOKEN_IDS: list(prompt), TOKEN_IDS: list(written)}
 
     def _begun(self, answer: Answer) -> str:
         """The head of the first message of channels, where it is in the prompt."""

@@ -57,7 +57,12 @@ _COLUMNS = [
 _OTHER_TASKS = ("task", "runner", "convert")  # as vLLM is told that a model embeds or classifies
 _AGAIN = "give a prompt n times"
 # they make rows of rows: a job's matter
-_NOT_HERE = {"n": _AGAIN, "best_of": _AGAIN, "per_row": "give a list of parameters, one for each prompt"}
+_NOT_HERE = {
+    "n": _AGAIN,
+    "best_of": _AGAIN,
+    "per_row": "give a list of parameters, one for each prompt",
+    "return_token_ids": "an output has its token_ids anyway",
+}
 
 
 class LLM:

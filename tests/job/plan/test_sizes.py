@@ -45,6 +45,7 @@ def test_a_long_value_counts_by_its_length(name: str) -> None:
         ({"n": 2, "best_of": 9}, 2 * 5000),
         ({"logprobs": 20}, 5000 + 300 * 21 * 50),
         ({"n": 3, "prompt_logprobs": 4}, 3 * 5000 + 3 * 100 * 5 * 50),
+        ({"n": 9, "return_token_ids": True}, 9 * 5000 + 9 * 100 * 10 + 300 * 14),
     ],
 )
 def test_a_row_counts_as_often_as_its_results_hold_it(sampling: dict[str, Any], at_least: int) -> None:

@@ -293,6 +293,14 @@ def test_logprobs_need_the_jobs_column() -> None:
     assert overrides(chat(logprobs=False), **with_column) == {}
 
 
+def test_token_ids_need_the_jobs_columns_and_make_no_other_row() -> None:
+    for line in (chat, completion):
+        assert "sampling.return_token_ids: true" in refusal(line(return_token_ids=True))
+        assert overrides(line(return_token_ids=False)) == {}
+        assert overrides(line(return_token_ids=True), sampling={"return_token_ids": True}) == {}
+    assert "is not true or false" in refusal(chat(return_token_ids=1))
+
+
 def test_n_is_the_jobs_for_every_line() -> None:
     assert "sampling.n" in refusal(chat(n=4))
     assert overrides(chat(n=4), sampling={"n": 4, "temperature": 1.0}) == {}

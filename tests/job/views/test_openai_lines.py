@@ -53,6 +53,18 @@ def test_a_chat_body_is_the_official_chat_completion() -> None:
     }
 
 
+def test_token_ids_stand_where_vllm_puts_them() -> None:
+    two = [row(sample=sample, prompt_token_ids=[7, 8], token_ids=[sample]) for sample in range(2)]
+    [(output, _)] = lines(*two, sampling={"return_token_ids": True})
+    assert output is not None
+    body = output["response"]["body"]
+    assert body["prompt_token_ids"] == [7, 8] and [choice["token_ids"] for choice in body["choices"]] == [[0], [1]]
+    [(output, _)] = lines({**two[1], "url": "/v1/completions"}, sampling={"return_token_ids": True})
+    assert output is not None
+    [choice] = output["response"]["body"]["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([7, 8], [1])
+
+
 def test_calls_are_those_of_the_official_chat_completion() -> None:
     calls = [{"id": "abc123xyz", "name": "f", "arguments": '{"x": 1}'}, {"id": "abc", "name": "g", "arguments": "{}"}]
     called = row(response=None, finish_reason="tool_calls", tool_calls=calls)
@@ -135,8 +147,12 @@ def test_a_line_that_could_not_be_read_has_no_custom_id_and_a_run_without_ids_ha
 
 @pytest.mark.parametrize("id_column", ["custom_id", "logprobs"])
 def test_columns_of_the_input_are_not_taken_for_the_models(id_column: str) -> None:
-    given = row(logprobs=0.5, reasoning="the input's")
-    [(output, _)] = lines(given, id_column=id_column, sampling={"thinking": None, "logprobs": None})
+    given = row(logprobs=0.5, reasoning="the input's", token_ids=[1], prompt_token_ids=[1])
+    of_job = {"thinking": None, "logprobs": None, "return_token_ids": False}
+    [(output, _)] = lines(given, id_column=id_column, sampling=of_job)
     assert output is not None and output["custom_id"] == str(given[id_column])
     [choice] = output["response"]["body"]["choices"]
-    assert choice["logprobs"] is None and "reasoning_content" not in choice["message"]
+    assert choice["logprobs"] is None and "reasoning_content" not in choice["message"] and "token_ids" not in choice
+    assert "prompt_token_ids" not in output["response"]["body"]
+    [(output, _)] = lines(row(logprobs=LOGPROBS), sampling={"logprobs": 0})
+    assert output is not None and output["response"]["body"]["choices"][0]["logprobs"] is not None

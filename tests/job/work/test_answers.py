@@ -315,6 +315,12 @@ def test_logprobs_carry_the_text_of_every_token_special_ones_by_name() -> None:
     assert made.extra["cumulative_logprob"] == -0.75
 
 
+def test_the_tokens_are_those_of_the_whole_output_thoughts_too() -> None:
+    written = ids("<think>hm</think>\nyes")
+    made = record(written, sampling=SamplingParams(thinking=THINKING), columns=["prompt_token_ids", "token_ids"])
+    assert made.response == "yes" and made.extra == {"prompt_token_ids": [1, 2, 3], "token_ids": list(written)}
+
+
 def test_columns_that_the_job_does_not_ask_for_are_not_journaled() -> None:
     made = record((97, 98), logprobs=LOGPROBS, columns=["cumulative_logprob"])
     assert made.extra == {"cumulative_logprob": -0.75}

@@ -390,6 +390,7 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
         ([{}], "1 of them for 2 prompts"),
         ({"temprature": 1}, "temperature"),
         ({"n": 3}, "run_job"),
+        ({"return_token_ids": True}, "an output has its token_ids anyway"),
         ({"per_row": {"max_tokens": "m"}}, "a list of parameters, one for each prompt"),
         ({"top_k": 2**40}, "top_k"),
         ({"structured_outputs": {"regex": "("}}, "regex"),
