@@ -149,3 +149,23 @@ def test_from_python_as_in_a_job(tokenizer: Tokenizer) -> None:
     [none] = llm.generate([PROMPT], {**greedy, "allowed_token_ids": [342], "bad_words": ["the the"]})
     assert none.error is not None and none.error.code == "grammar_failed"
     assert none.text == " the" and "bad_words and allowed_token_ids: no token is left" in none.error.message
+
+
+def test_tokens_that_a_job_returned_are_the_prompts_of_another(submit: Submit) -> None:
+    """Prompts as another job had them, the same answers; with the answers behind them, the model goes on with those."""
+    greedy = {"temperature": 0, "n": 1, "max_tokens": 6, "return_token_ids": True, "ignore_eos": True}
+    rows = [{"name": f" {name}"} for name in "ab"]
+    whole = submit(rows, sampling={**greedy, "max_tokens": 12})
+    submit(rows, sampling=greedy, output={"path": "first"})
+    made = duckdb.sql("SELECT prompt_token_ids, token_ids FROM 'first/*.parquet' ORDER BY row").fetchall()
+    again = [{"name": "", "ids": prompt} for prompt, _ in made]
+    on = [{"name": "", "ids": prompt + written} for prompt, written in made]
+    found = submit([*again, *on], prompt={"token_ids": "ids"}, sampling=greedy, output={"path": "second"})
+    texts = [response for _, response, *_ in found]
+    assert texts[:2] == [
+        response
+        for _, response, *_ in duckdb.sql("SELECT row, response FROM 'first/*.parquet' ORDER BY row").fetchall()
+    ]
+    assert [one + other for one, other in zip(texts[:2], texts[2:], strict=True)] == [text for _, text, *_ in whole]
+    error = submit([{"name": "", "ids": [1, 4096]}], 3, prompt={"token_ids": "ids"}, output={"path": "third"})
+    assert "token id 4096; the model's ids go from 0 to 4095" in error[0][4]

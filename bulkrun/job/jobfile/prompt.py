@@ -11,6 +11,9 @@ from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.jobfile.tools import AUTO, check_choice, check_tools
 
+_MAPPINGS = ("template", "messages", "column", "token_ids")
+_OF_TEXTS = ("system", "chat_template", "chat_template_kwargs", "continue_final_message", "tools", "text_pair")
+
 
 class ChatMessage(Section):
     """One message of a conversation; `content` is a Jinja template over the row."""
@@ -36,7 +39,7 @@ class ChatMessage(Section):
 
 
 class PromptSpec(Section):
-    """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
+    """How a row becomes a prompt: one of `template`, `messages`, `column`, `token_ids`; with none, the columns tell.
 
     Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`,
     `conversations`; with `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of
@@ -59,6 +62,12 @@ class PromptSpec(Section):
     )
     column: str | None = Field(
         None, description="The name of a column that holds the prompt text. Default: the columns tell."
+    )
+    token_ids: str | None = Field(
+        None,
+        description="The name of a column that holds prompts as lists of token ids, those of this model's tokenizer, "
+        "which it is given as they are: no chat template, no special tokens that are not among them. Default: the "
+        "columns tell.",
     )
     text_pair: str | None = Field(
         None,
@@ -159,10 +168,18 @@ class PromptSpec(Section):
         return None
 
     @model_validator(mode="after")
+    def _tokens_as_they_are(self) -> PromptSpec:
+        fields = type(self).model_fields
+        others = [key for key in _OF_TEXTS if getattr(self, key) not in (fields[key].default, "none")]
+        if self.token_ids is not None and others:
+            raise ValueError(f"token_ids: the model is given them as they are; leave out {' and '.join(others)}")
+        return self
+
+    @model_validator(mode="after")
     def _at_most_one(self) -> PromptSpec:
-        given = [key for key in ("template", "messages", "column") if getattr(self, key) is not None]
+        given = [key for key in _MAPPINGS if getattr(self, key) is not None]
         if len(given) > 1:
-            raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
+            raise ValueError(f"needs one of {', '.join(_MAPPINGS)}; has {' and '.join(given)}")
         given += [] if self.text_pair is None else ["text_pair"]
         given += ["text_lists"] if self.score_lines and self.text_lists else []
         if self.score_lines and given:

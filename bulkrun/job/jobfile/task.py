@@ -75,7 +75,7 @@ def _of_conversations(task: Task) -> Mapping[str, str]:
     system = "embedding.prompt is put before each" if task == "embed" else "write it into prompt.template"
     only = "" if task == "embed" else ", or write prompt.messages"
     return {
-        "prompt.messages": f"{as_it_is}; write prompt.column or prompt.template",
+        **dict.fromkeys(("prompt.messages", "prompt.token_ids"), f"{as_it_is}; write prompt.column or prompt.template"),
         "prompt.system": f"{as_it_is}; {system}{only}",
         "prompt.chat_template": f"{as_it_is}, without a chat template; leave it out{only}",
         "prompt.chat_template_kwargs": f"{as_it_is}, without a chat template; leave them out{only}",

@@ -72,7 +72,7 @@ class BodyParams:
                 f"body.n: {shown(body['n'])}, but the job makes {self._n} per line (sampling.n, for all lines)"
             )
         if flag_of(body, TOKEN_IDS) and not self._has_token_ids:
-            raise BadBody(f"body.{TOKEN_IDS}: the job has no columns for them; set sampling.{TOKEN_IDS}: true in the job file")
+            raise BadBody(f"body.{TOKEN_IDS}: set sampling.{TOKEN_IDS}: true in the job file, for all lines")
         values: dict[str, Any] = {key: _number(key, body[key]) for key in NUMBERS if key in body}
         values |= {key: _whole(key, body[key]) for key in WHOLE_NUMBERS if key in body}
         if "max_completion_tokens" in values:

@@ -9,7 +9,7 @@ Every row comes out as exactly one `Prompt` or one `RowError`, in order. What a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -28,6 +28,7 @@ from bulkrun.job.prompts.continuation import with_continuation
 from bulkrun.job.prompts.conversations import (
     SYSTEM_ROLES,
     Ask,
+    RowToAsk,
     asks_nothing,
     conversation_maker,
     no_column_used,
@@ -43,6 +44,7 @@ from bulkrun.job.prompts.row_adapter import with_adapters
 from bulkrun.job.prompts.second_text import SecondText
 from bulkrun.job.prompts.text_codec import ChatRenderer, TextCodec
 from bulkrun.job.prompts.text_lists import list_maker
+from bulkrun.job.prompts.token_lists import token_maker
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
@@ -64,8 +66,7 @@ class PromptBuilder:
         self._text = text
         spec = detected_job(spec, columns)
         if has_mapping(spec.prompt):
-            makes = list_maker if spec.prompt.text_lists else conversation_maker
-            made = makes(spec.prompt, columns)
+            made = _maker_of(spec.prompt)(spec.prompt, columns)
             calls = spec.sampling.tool_calls
             needs_texts = calls is not None and calls.needs_texts
             self._ask, self._reads = with_tools(made, spec.prompt, columns, needs_texts=needs_texts)
@@ -150,6 +151,8 @@ class PromptBuilder:
         sampling = self._overrides.of_row(row, ask.sampling) if self._generates else NO_OUTPUT
         if isinstance(sampling, RowError):
             return sampling
+        if ask.token_ids is not None:
+            return RenderedPrompt("", sampling, raw=True, frame=PromptFrame, token_ids=ask.token_ids)
         if asks_nothing(ask.messages[self._num_job_messages :]):  # the job's system message is in every row
             return RowError("empty_prompt", "the prompt is empty")
         text = self._prompt_text(ask)
@@ -205,6 +208,12 @@ class PromptBuilder:
             return self._chat.render(ask.messages, **options)
         except TemplateFailed as problem:
             return RowError("bad_template", f"chat template: {problem}")
+
+
+def _maker_of(prompt: PromptSpec) -> Callable[[PromptSpec, Sequence[str]], tuple[RowToAsk, list[str]]]:
+    if prompt.token_ids is not None:
+        return token_maker
+    return list_maker if prompt.text_lists else conversation_maker
 
 
 def _characters(rendered: Sequence[RenderedPrompt | RowError]) -> int:

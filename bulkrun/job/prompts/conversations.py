@@ -25,7 +25,7 @@ Conversation = list[Message]
 class Ask(NamedTuple):
     """What a row asks. `raw`: the text is the prompt as it is, no chat template; `model` is what an OpenAI line says
     there; `continues`: whether the model goes on with the last message (None: as the job says); the rest are values of
-    its own. Where there are `pairs` of texts they are all that it asks, and so are several `texts`.
+    its own. Where there are `pairs` of texts they are all that it asks, and so are several `texts`, and `token_ids`.
     """
 
     messages: Conversation
@@ -36,6 +36,7 @@ class Ask(NamedTuple):
     continues: bool | None = None
     pairs: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
+    token_ids: list[int] | None = None
 
 
 # Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.

@@ -30,7 +30,7 @@ _PAIRS_IN_COLUMNS: Mapping[str, str] = {
 
 def has_mapping(prompt: PromptSpec) -> bool:
     """Whether the job file says how a row becomes a prompt."""
-    return not (prompt.template is None and prompt.messages is None and prompt.column is None)
+    return any(given is not None for given in (prompt.template, prompt.messages, prompt.column, prompt.token_ids))
 
 
 def is_openai_batch(prompt: PromptSpec, columns: Iterable[str]) -> bool:
@@ -197,6 +197,8 @@ def _first_text(prompt: PromptSpec, told: str) -> str:
         return f"column {prompt.messages!r}: messages{told}" if isinstance(prompt.messages, str) else "prompt.messages"
     if prompt.column is not None:
         return f"column {prompt.column!r}: text{told}"
+    if prompt.token_ids is not None:
+        return f"column {prompt.token_ids!r}: token ids"
     if prompt.score_lines:
         return f"lines of /v1/score and /v1/rerank: {', '.join(BATCH_COLUMNS)}"
     return f"OpenAI batch lines: {', '.join(BATCH_COLUMNS)}{told}"

@@ -48,10 +48,13 @@ class RenderedPrompt(NamedTuple):
     frame: Callable[[], PromptFrame]
     pairs: tuple[tuple[str, str], ...] = ()  # of a job of pairs, in the place of the text
     texts: tuple[RenderedPrompt, ...] = ()  # of a job of lists of texts, in its place too
+    token_ids: list[int] | None = None  # in its place too, where a row brings them
 
     @property
     def size(self) -> int:
-        """Characters of all its texts."""
+        """Characters of all its texts, or how many token ids it brings."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
         return sum(one.size for one in self.texts) if self.texts else sum(map(_size, self.pairs or (self.text,)))
 
 
@@ -69,9 +72,11 @@ class PromptEncoder:
             return self._encode_pairs(rendered)
         if any(isinstance(p, RenderedPrompt) and p.texts for p in rendered):
             return self._encode_lists(rendered)
-        token_ids: dict[int, list[int]] = {}
+        given = {i: p for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt)}
+        token_ids = {i: p.token_ids for i, p in given.items() if p.token_ids is not None}
+        texts = {i: p for i, p in given.items() if p.token_ids is None}
         for raw in (False, True):
-            kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
+            kind = {i: p.text for i, p in texts.items() if p.raw is raw}
             if kind:
                 encode = partial(self._text.encode_batch, add_special_tokens=raw)
                 token_ids |= zip(kind, self._encoded(list(kind.values()), encode), strict=True)

@@ -23,7 +23,7 @@ def named_columns(spec: JobSpec, known: Collection[str] = ()) -> list[str]:
 
 
 def _prompt_columns(prompt: PromptSpec) -> list[str]:
-    templates, columns = [prompt.template, prompt.text_pair, prompt.system], [prompt.column]
+    templates, columns = [prompt.template, prompt.text_pair, prompt.system], [prompt.column, prompt.token_ids]
     if isinstance(prompt.tools, str):
         columns.append(prompt.tools)
     if isinstance(prompt.messages, list):

@@ -97,12 +97,12 @@ class Overrides:
 
 def sampling_value(
     key: str, value: Any
-) -> int | float | str | list[str] | list[int | float] | dict[str, float] | Structure:
+) -> int | float | str | list[str] | list[int] | dict[str, float] | Structure:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key in ("stop", "bad_words"):
         return _texts(value)
     if key in ("stop_token_ids", "allowed_token_ids"):
-        return _token_ids(value)
+        return token_ids_in(value)
     if key == "logit_bias":
         return _biases(value)
     if key in get_args(Flag):
@@ -192,11 +192,14 @@ def _texts(value: Any) -> str | list[str]:
     return value if listed is None else strings
 
 
-def _token_ids(value: Any) -> list[int | float]:
+def token_ids_in(value: Any) -> list[int]:
+    """A list of token ids, which may be JSON in a column of text. Raises ValueError."""
     listed = list_in(value) if isinstance(value, str) else value
     if not isinstance(listed, list):
         raise ValueError(f"{value!r} is not a list of token ids, as [5, 17]")
-    return [_number(int, token_id) for token_id in listed]
+    if all(type(token_id) is int for token_id in listed):  # a prompt has thousands
+        return listed
+    return [int(_number(int, token_id)) for token_id in listed]
 
 
 def _biases(value: Any) -> dict[str, float]:

@@ -30,6 +30,7 @@ _LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 _BEFORE: tuple[tuple[str, Any], ...] = (
     *(("text_pair", None), ("score_lines", False), ("text_lists", False)),
     *(("tools", None), ("tool_choice", "auto"), ("continue_final_message", False)),
+    ("token_ids", None),
 )
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
 _BEFORE_SAMPLING: tuple[tuple[str, Any], ...] = (

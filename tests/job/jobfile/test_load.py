@@ -103,7 +103,7 @@ run:
         'x.yaml:4:3: input.path: 7 is not text or a list; quote it: "7"',
         "x.yaml:5:3: input.colums: unknown key, did you mean columns?",
         'x.yaml:6:8: input.sql: YAML reads NO as true or false; write true or false, or quote it ("NO") if it is text',
-        "x.yaml:7:1: prompt: needs one of template, messages, column; has template and column",
+        "x.yaml:7:1: prompt: needs one of template, messages, column, token_ids; has template and column",
         'x.yaml:11:3: sampling.temperature: "0.7" is not a number; remove the quotes: 0.7',
         "x.yaml:12:3: sampling.max_tokens: 1.5 is not a whole number",
         "x.yaml:13:3: sampling.max_tokens: the key appears twice (first on line 12); keep one",

@@ -1,0 +1,44 @@
+"""`prompt.token_ids`: prompts that come as token ids, from a column. Knows no tokenizer and no model.
+
+An id that the model does not have is for the engine to refuse, which knows how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
+from bulkrun.job.prompts.overrides import token_ids_in
+from bulkrun.job.prompts.templates import unknown_column
+from bulkrun.request import RowError
+
+_MOST = 2**31 - 1  # a plan holds them as int32
+
+
+def token_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:
+    """The function from a row to its token ids, and the column that it reads. Raises JobFileError where it is not
+    there."""
+    name = spec.token_ids
+    assert name is not None, "others have another maker"
+    if name not in columns:
+        raise JobFileError([f"prompt.token_ids: {unknown_column(name, columns)}"])
+
+    def ask(row: Mapping[str, Any]) -> Ask | RowError:
+        return _in_column(f"column {name!r}", row[name])
+
+    return ask, [name]
+
+
+def _in_column(place: str, given: Any) -> Ask | RowError:
+    """What a cell asks, whose list may be JSON in a column of text."""
+    try:
+        token_ids = token_ids_in(given)
+    except ValueError:
+        return RowError("bad_input", f"{place}: {shown(given)} is not a list of token ids, as [5, 17]")
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) <= _MOST):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id <= _MOST)
+        return RowError("bad_input", f"{place}: {wrong} is no token id")
+    return Ask([], raw=True, token_ids=token_ids)
