@@ -95,9 +95,7 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy, adapter)
 
 
-def sampling_value(
-    key: str, value: Any
-) -> int | float | str | list[str] | list[int] | dict[str, float] | Structure:
+def sampling_value(key: str, value: Any) -> int | float | str | list[str] | list[int] | dict[str, float] | Structure:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key in ("stop", "bad_words"):
         return _texts(value)

@@ -32,6 +32,7 @@ class RequestOutput:
     text: str | None
     finish_reason: FinishReason
     error: RowError | None = None
+    prompt_token_ids: tuple[int, ...] = ()  # as the model was given them
     token_ids: tuple[int, ...] = ()
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -74,6 +75,7 @@ def _output(one: Ended, record: JournalRecord) -> RequestOutput:
         text=record.response,
         finish_reason="tool_calls" if record.finish_reason == "tool_calls" else done.finish_reason,
         error=error,
+        prompt_token_ids=tuple(one.request.prompt_token_ids),
         token_ids=done.token_ids,
         num_prompt_tokens=record.prompt_tokens,
         num_cached_tokens=record.cached_tokens,

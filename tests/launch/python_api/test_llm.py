@@ -26,6 +26,7 @@ import pytest
 import bulkrun
 from bulkrun.errors import JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api import llm as module
 from bulkrun.request import StructuredOutput, ToolCalls
 from bulkrun.settings import EngineArgs
@@ -311,6 +312,8 @@ def test_tools_that_cannot_be_called_are_refused(llm: bulkrun.LLM, monkeypatch: 
 
 
 def test_prompts_may_be_mappings_as_vllm_has_them(llm: bulkrun.LLM) -> None:
+    from transformers import AutoTokenizer
+
     prompts: list[Any] = [
         "a b",
         {"prompt": "a b"},
@@ -323,6 +326,8 @@ def test_prompts_may_be_mappings_as_vllm_has_them(llm: bulkrun.LLM) -> None:
     outputs = llm.generate(prompts, {"temperature": 0, "max_tokens": 2})
     assert [output.prompt for output in outputs[:4]] == ["a b", "a b", "words", None]
     assert outputs[0].text == outputs[1].text and outputs[2].token_ids == outputs[3].token_ids
+    words = tuple(AutoTokenizer.from_pretrained(BUNDLED_ROOT / "tiny")("a b")["input_ids"])
+    assert [output.prompt_token_ids for output in outputs] == [words, words, (5, 6), (5, 6), (), (), ()]
     assert [output.error and output.error.code for output in outputs] == [None] * 4 + ["bad_input"] * 3
     assert "multi_modal_data" in str(outputs[4].error) and "nothing else" in str(outputs[4].error)
     assert llm.generate({"prompt": "a b"}, {"temperature": 0, "max_tokens": 2})[0].text == outputs[0].text
