@@ -47,7 +47,7 @@ class PackedQuantization:
 
 def of_gptq(found: Mapping[str, Any]) -> PackedQuantization:
     """GPTQ as AutoGPTQ and GPTQModel write it. Raises ModelError for what kernels have laid out anew."""
-    layout = found.get("checkpoint_format")
+    layout = _layout(found, "checkpoint_format")
     if layout not in _GPTQ_FORMATS or found.get("is_marlin_format"):
         raise refused("gptq", f"in checkpoint_format {layout if layout not in _GPTQ_FORMATS else 'marlin'}")
     if found.get("pack_dtype") not in (None, "int32"):
@@ -66,7 +66,7 @@ def of_gptq(found: Mapping[str, Any]) -> PackedQuantization:
 
 def of_awq(found: Mapping[str, Any]) -> PackedQuantization:
     """AWQ as AutoAWQ writes it for its matrix-matrix kernel. Raises ModelError for its other layouts."""
-    version = str(found.get("version") or "gemm").lower()
+    version = _layout(found, "version") or "gemm"
     if version != "gemm":
         raise refused("awq", f"in version {version}")
     return PackedQuantization(
@@ -101,6 +101,12 @@ def _of_group(group: Mapping[str, Any]) -> PackedQuantization:
         group_size=_group_size(CT, weights.get("group_size")) if strategy == "group" else None,
         has_zeros=not weights.get("symmetric", True),
     )
+
+
+def _layout(found: Mapping[str, Any], key: str) -> str | None:
+    """How words are laid out: by the key of the format's first writers, or by what transformers 5 calls it."""
+    name = found.get(key) or found.get("format")
+    return None if name is None else str(name).lower()
 
 
 def _num_bits(method: str, given: Any, known: tuple[int, ...]) -> int:

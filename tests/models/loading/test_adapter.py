@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -67,7 +69,8 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: fl
         ("gemma4_moe", {"target_modules": [*QKV, "gate_proj"], "use_dora": True}),
         ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
         ("olmo2", ALL),
-        ("glm4", {"target_modules": [*QKV, "gate_up_proj"]}),
+        ("glm4", {"target_modules": [*QKV, "gate_up_proj"],  # patterns end where names do, and begin at a point
+                  "alpha_pattern": {"up_proj": 90, "mlp.gate": 70}}),
         ("ernie4_5_biases", ALL | {"bias": "lora_only", "use_dora": True}),
         ("olmoe", {"target_modules": QKV}),
         ("granite", ALL),
@@ -309,6 +312,24 @@ def test_what_cannot_be_added_is_named(key: str, value: Any, message: str, tmp_p
     with pytest.raises(ModelError, match=message) as caught:
         logits(path, tmp_path / "a")
     assert "adapter_" in str(caught.value)  # the file
+
+
+# what adapter_config.json says of training, of the tensors that there are, or of a sum that is worked out here
+ADDED = {
+    "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules",
+    "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout",
+    "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size",
+    "revision", "runtime_config", "target_modules", "task_type",
+    "alpha_pattern", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "use_dora", "use_rslora",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", sorted({field.name for field in dataclasses.fields(peft.LoraConfig)} - ADDED))
+def test_every_other_key_of_pefts_makes_another_sum_and_is_refused(key: str, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", "model.layers.0.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2))
+    edit_config(tmp_path / "a", **{key: {"any": 1}})
+    with pytest.raises(ModelError, match=rf"{key}: not supported; merge"):
+        Adapter.of(tmp_path / "a")
 
 
 def of_headers(path: Path, adapter: Path) -> None:
