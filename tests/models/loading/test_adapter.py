@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.adapter_fit import check_adapter
+from bulkrun.models.loading import adapter as adapter_module
 from bulkrun.models.loading.adapter import Adapter
 from tests.models.load import load_model
 from tests.models.paged_driver import forced_logits
@@ -202,6 +203,13 @@ def test_a_sum_is_rounded_once(tmp_path: Path) -> None:
     assert float((ours != theirs).float().mean()) < 0.001
 
 
+def test_rows_that_are_worked_on_together_are_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "_PIECE_NUMBERS", 7 * 48)  # of matrices with more rows
+    path, base = save_tiny_model(tmp_path / "base", "llama"), make_tiny_model("llama")
+    theirs = expected(save_adapter(tmp_path / "adapter", base, **ALL, use_dora=True))
+    assert_close(logits(path, tmp_path / "adapter"), theirs)
+
+
 @pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"deterministic": True}], ids=str)
 def test_the_sum_may_be_quantized_and_deterministic(settings: dict[str, Any], tmp_path: Path) -> None:
     path, base = save_tiny_model(tmp_path / "base", "llama_whole_panels"), make_tiny_model("llama_whole_panels")
@@ -230,11 +238,21 @@ def test_on_a_gpu_the_sums_are_a_cpus(tmp_path: Path) -> None:
         torch.testing.assert_close(parameter.cpu(), theirs[name], rtol=1e-5, atol=1e-5)
 
 
-def test_models_of_the_general_path_are_changed_too(tmp_path: Path) -> None:
-    for variant, lora in (("gpt2", {"target_modules": ["c_attn", "c_fc"]}), ("persimmon", ALL)):
-        path, base = save_tiny_model(tmp_path / variant, variant), make_tiny_model(variant)
-        theirs = expected(save_adapter(tmp_path / f"{variant}_adapter", base, **lora))
-        assert_close(logits(path, tmp_path / f"{variant}_adapter"), theirs)
+@pytest.mark.parametrize(
+    ("variant", "lora", "keys"),
+    [
+        ("gpt2", {"target_modules": ["c_attn", "c_fc"]}, {}),
+        ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["wte"]}, {"tie_word_embeddings": True}),
+        ("persimmon", ALL, {}),
+    ],
+)
+def test_models_of_the_general_path_are_changed_too(
+    variant: str, lora: dict[str, Any], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """A head that was the embedding stays as it was."""
+    path, base = save_tiny_model(tmp_path / "base", variant, **keys), make_tiny_model(variant, **keys)
+    theirs = expected(save_adapter(tmp_path / "adapter", base, **lora))
+    assert_close(logits(path, tmp_path / "adapter"), theirs)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "qwen3_vl"])
