@@ -232,6 +232,7 @@ def test_pack_quantized(changes: dict[str, Any], group_size: int | None, has_zer
         (packed({"strategy": "block"}), "in format pack-quantized with strategy block"),
         (packed({}, {"group_size": 64}), "with config_groups of different bits or group sizes"),
         (packed({"type": "float"}), "with weights of type float"),
+        (compressed({"weights": INT4, "output_activations": INPUTS}, format="pack-quantized"), "quantized outputs"),
         (packed(transform_config={"config_groups": {"u": {}}}), "with a transform_config"),
     ],
 )

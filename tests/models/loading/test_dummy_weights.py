@@ -37,3 +37,12 @@ def test_two_loads_are_the_same_model_and_every_weight_is_filled(tmp_path: Path)
         assert ours.std() > 0 or "norm" in name, name
     stored = load_model(path, dtype=torch.float32, device="cpu")
     assert not torch.equal(stored.lm_head.weight, first.lm_head.weight)
+
+
+def test_norms_and_scales_of_layers_are_one(tmp_path: Path) -> None:
+    """Noise in their place would make less of the stream with each layer."""
+    model = load_dummy(save_tiny_model(tmp_path, "gemma4"))
+    endings = ("norm.weight", "attention_out.weight", "mlp_out.weight", "input_out.weight", ".scale")
+    ones = {name: weight for name, weight in model.named_parameters() if name.endswith(endings)}
+    assert {ending for ending in endings for name in ones if name.endswith(ending)} == {*endings}
+    assert all(torch.equal(weight, torch.ones_like(weight)) for weight in ones.values())

@@ -74,9 +74,9 @@ def test_zero_points_of_nothing_wrap_around_in_the_first_format(tmp_path: Path) 
 def test_zero_points_that_are_no_number_of_the_weight_are_named(tmp_path: Path) -> None:
     path, _ = save_tiny_packed(tmp_path, "llama", "ct_old_zeros")
     zeros = tensors_of(path)[f"{DOWN}.weight_zero_point"]
-    edit_weights(path, **{f"{DOWN}.weight_zero_point": zeros.fill_(9)})
+    edit_weights(path, **{f"{DOWN}.weight_zero_point": zeros.fill_(8)})
     with pytest.raises(
-        ModelError, match=r"down_proj\.weight_zero_point holds zero points 9 to 9, but .*4 bits are -8 to 7"
+        ModelError, match=r"down_proj\.weight_zero_point holds zero points 8 to 8, but .*4 bits are -8 to 7"
     ):
         load(path)
 
@@ -148,6 +148,7 @@ I32 = torch.int32
         ("ct_group", {"weight_shape": torch.tensor([48, 99])}, r"\[48, 9\], which with 4 bits is no .* \[48, 99\]"),
         ("ct_zeros", {"weight_zero_point": None}, r"has no .*\.weight_zero_point"),
         ("ct_zeros", {"weight_zero_point": torch.ones(48, 5)}, r"zero_point is torch\.float32 .* \[6, 5\] of int32"),
+        ("ct_group", {"weight_zero_point": torch.ones(48, 3)}, r"zero_point is torch\.float32 .* \[6, 3\] of int32"),
         ("ct_8_bits", {"weight_scale": torch.ones(48, 3)}, r"\[48, 3\], but .* \[48, 1\] or \[48\] or \[1\]"),
     ],
 )  # fmt: skip
