@@ -48,6 +48,14 @@ def test_tokens_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) 
     assert kept(stored) == 4 * 3 - left_out
 
 
+@pytest.mark.parametrize(("variant", "name"), [("glm4", "gptq"), ("cohere2", "awq")])
+def test_projections_whose_rows_have_another_order_do_not_stay(variant: str, name: str, tmp_path: Path) -> None:
+    """Codes lie as in the file, and such queries and keys do not: all tokens would be other ones."""
+    stored, plain = save_tiny_packed(tmp_path, variant, name, **SIZES)
+    assert tokens(stored) == of_transformers(reference(plain))
+    assert kept(stored) == 3 * 3
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("name", "variant"), [("gptq", "qwen3_moe"), ("awq", "mixtral"), ("ct_zeros", "qwen3_moe")])
 def test_experts_stay_in_four_bits_too(name: str, variant: str, deterministic: bool, tmp_path: Path) -> None:

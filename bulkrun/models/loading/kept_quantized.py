@@ -37,7 +37,7 @@ _PARTS = {
         "mixer.o_proj", "mixer.out_proj",
     ),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "shared_mlp.gate_up_proj"),
-    "mlp.up_proj": ("mixer.up_proj",),
+    "mlp.up_proj": ("mlp.up_proj", "mixer.up_proj"),
     "mlp.down_proj": ("mlp.down_proj", "shared_mlp.down_proj", "mixer.down_proj"),
     "mlp.dense.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.dense.down_proj": ("mlp.down_proj",),
