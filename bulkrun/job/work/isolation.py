@@ -2,8 +2,8 @@
 
 The engine may fail with an exception, or take its process along (`flight` then tells the next process). Eight-way
 splits find one bad row among 512 in three more crashes. A generation that crashes alone is the culprit and becomes an
-error row; but only once another one has run, because an engine that cannot run anything is not the rows' fault. Knows
-no engine.
+error row; but only once another one has run, because an engine that cannot run anything is not the rows' fault. Rows
+that are alike stand together, and so may those that crash: the next one to run is from the other end. Knows no engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from bulkrun.errors import RunError, described
 from bulkrun.job.work.shard_work import Generation
 
 _WAYS = 8
-_CULPRITS_IN_A_ROW = 3  # generations that crashed alone with nothing finished between them: the engine is broken
+# Generations that crashed alone with nothing finished between them: the engine is broken. Where it ran others before,
+# they may be the last that are left.
+_CULPRITS_IN_A_ROW, _AFTER_OTHERS = 3, 8
 
 
 def split(suspects: Sequence[Generation], crashed_together: int) -> list[list[Generation]]:
@@ -36,6 +38,7 @@ class Isolation:
         self._groups: deque[list[Generation]] = deque()
         self._one_runs = False
         self._unproven: list[tuple[Generation, str]] = []
+        self._has_run = False  # whether any generation has
 
     @property
     def active(self) -> bool:
@@ -63,7 +66,7 @@ class Isolation:
             return
         reason = reason_of(error)
         self._unproven += [(generation, reason) for generation in in_flight]
-        if not in_flight or len(self._unproven) >= _CULPRITS_IN_A_ROW:
+        if not in_flight or len(self._unproven) >= (_AFTER_OTHERS if self._has_run else _CULPRITS_IN_A_ROW):
             raise RunError(
                 f"the engine fails on every request ({reason}); no row is to blame. What was finished is saved; "
                 "fix the cause, then run the same command again"
@@ -71,11 +74,12 @@ class Isolation:
 
     def next_group(self) -> list[Generation]:
         """The suspects to run next, alone; none when those before were the last. Call when those before have ended."""
-        group = self._groups.popleft() if self._groups else []
+        take = self._groups.pop if self._unproven else self._groups.popleft
+        group = take() if self._groups else []
         self._one_runs = bool(group)
         return group
 
     def convicted(self) -> list[tuple[Generation, str]]:
         """The generations that crash the engine on their own, with the reason. Call when another one has run."""
-        convicted, self._unproven = self._unproven, []
+        convicted, self._unproven, self._has_run = self._unproven, [], True
         return convicted

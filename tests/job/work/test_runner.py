@@ -152,7 +152,7 @@ def poison_of(prompts: list[tuple[int, ...] | None], engines: list[FakeEngine], 
     return make
 
 
-@pytest.mark.parametrize("bad", [[17], [0], [59], [3, 4, 40]])
+@pytest.mark.parametrize("bad", [[17], [0], [59], [3, 4, 40], [10, 11, 12, 13]])
 def test_rows_that_kill_the_engine_are_found_and_the_others_are_unaffected(tmp_path: Path, bad: list[int]) -> None:
     rows, spec = make_rows(60, error_every=0, duplicate_every=0), job(tmp_path / "out")
     engines: list[FakeEngine] = []
