@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from bulkrun.data.results.parts import PartInfo, read_part_info
 from bulkrun.data.results.schema import output_schema
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import RunError
+from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
@@ -46,6 +48,7 @@ def test_a_part_is_in_input_order_with_the_declared_schema_and_a_footer_that_cou
     run, record, identity = opened(tmp_path, n=2)
     journal_rows(run, 0, "a", [4, 0, 3], samples=2)
     journal_rows(run, 0, "b", [1, 2, 0], samples=2)
+    replace_json(run.claims / f"{run.shard_claim(0)}.1", {})
     info = commit(run, 0, identity)
     table = pq.read_table(run.part(0))
     assert table.schema.remove_metadata() == output_schema(PASSTHROUGH)
@@ -56,7 +59,7 @@ def test_a_part_is_in_input_order_with_the_declared_schema_and_a_footer_that_cou
     assert (info.rows, info.input_rows, info.errors) == (10, 5, {"bad_input": 2})
     assert (info.prompt_tokens, info.completion_tokens) == (16, 24)
     assert (info.run_id, info.plan_hash) == (record.run_id, record.plan_hash) and read_part_info(run.part(0)) == info
-    assert list(run.journal.iterdir()) == [] and list(run.tmp.iterdir()) == []
+    assert list(run.journal.iterdir()) == list(run.claims.iterdir()) == list(run.tmp.iterdir()) == []
 
 
 def test_of_two_workers_on_one_shard_exactly_one_publishes_and_both_go_on(tmp_path: Path) -> None:
@@ -80,6 +83,34 @@ def test_a_late_commit_after_the_journals_are_gone_finds_the_part(tmp_path: Path
     journal_rows(run, 0, "zombie", [1], text="other")
     assert commit(run, 0, identity) == first
     assert list(run.journal.iterdir()) == [], "a zombie's journal goes too"
+
+
+def test_a_shard_that_another_worker_commits_while_this_one_reads_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _, identity = opened(tmp_path)
+    journal_rows(run, 0, "a", list(range(5)))
+    theirs = list[PartInfo]()
+
+    def late(path: Path) -> tuple[ShardInfo, pa.Table]:
+        monkeypatch.undo()
+        theirs.append(commit(run, 0, identity))
+        return read_shard(path)
+
+    monkeypatch.setattr("bulkrun.job.work.commit.read_shard", late)
+    assert [commit(run, 0, identity)] == theirs
+
+
+def test_no_part_appears_in_a_run_that_was_replaced_while_it_was_written(tmp_path: Path) -> None:
+    run, _, identity = opened(tmp_path)
+    journal_rows(run, 0, "a", list(range(5)))
+
+    def replaced() -> None:
+        raise RunError("moved aside")
+
+    with pytest.raises(RunError, match="moved aside"):
+        commit_shard(run, 0, identity, replaced)
+    assert not run.part(0).exists() and run.journals_of(0)
 
 
 def test_a_shard_with_a_missing_outcome_is_not_committed(tmp_path: Path) -> None:
@@ -129,6 +160,15 @@ def test_finish_removes_the_folder_of_a_query_that_was_killed(tmp_path: Path) ->
         assert [path for path in run.tmp.iterdir() if path.is_dir()] == [living]
 
 
+def test_finish_removes_the_flights_of_the_dead(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    run.flight.mkdir()
+    run.flight_file("dead").write_text('{"in":[[0,0,0]]}\n')
+    finish_run(run, record)
+    assert run.workers_in_flight() == []
+
+
 def test_finish_says_which_part_is_missing(tmp_path: Path) -> None:
     run, record, identity = opened(tmp_path, shard_rows=3)
     commit_all(run, identity)
@@ -144,6 +184,24 @@ def test_finish_refuses_totals_that_do_not_add_up(tmp_path: Path) -> None:
     replace_json(run.plan_complete, {"rows": 6, "shards": 2})
     with pytest.raises(RunError, match="the input has 6 rows, the parts answer 5"):
         finish_run(run, record)
+
+
+def test_finish_says_which_part_is_too_much(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    run.part(2).write_bytes(run.part(1).read_bytes())
+    with pytest.raises(RunError, match=r"parts missing: \[\], too many: \[2\]"):
+        finish_run(run, record)
+
+
+def test_finish_refuses_parts_of_another_run_or_with_another_number_of_samples(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    with pytest.raises(RunError, match=r"part-00000\.parquet: belongs to another run"):
+        finish_run(run, replace(record, run_id="0" * 16))
+    with pytest.raises(RunError, match=r"part-00000\.parquet: 3 output rows for 3 rows x 2 samples"):
+        finish_run(run, replace(record, job=job(tmp_path, n=2).model_dump()))
+    assert not run.success.exists()
 
 
 def test_rivals_finish_with_one_success_file(tmp_path: Path) -> None:

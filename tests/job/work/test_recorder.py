@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
 import time
 from collections.abc import Sequence
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import RunError
-from bulkrun.job.store.journal import JournalRecord, read_journal, read_outcomes
+from bulkrun.job.store.journal import JournalRecord, PartialRecord, read_journal, read_outcomes
+from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity
@@ -55,6 +59,41 @@ def test_stop_strings_are_cut_and_finished_rows_are_readable_before_any_sync(tmp
     made.record([Answer(generation((1,)), Completion("1:0", (3,), "stop"))])
     made.close()
     assert [shard for shard, _ in made.take_committed()] == [0] and run.part(0).exists()
+
+
+def test_a_checkpoint_makes_what_ended_durable_while_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = set[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), real(file))[1])
+    run, made = recorder(tmp_path, digits, checkpoint_every=0.01)
+    made.record([Answer(generation(), Completion("0:0", (7,), "stop"))])
+    wait_until(lambda: run.journal_file(0, "me").stat().st_ino in synced, "a checkpoint", 10)
+    made.close()
+
+
+def test_an_answer_is_on_its_way_until_a_journal_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should the process die before that, it is suspect."""
+    seen, append = list[tuple[Generation, ...]](), OpenJournals.append
+
+    def watched(self: OpenJournals, shard: int, records: Sequence[JournalRecord | PartialRecord]) -> None:
+        seen.append(made.unjournaled())
+        append(self, shard, records)
+
+    _, made = recorder(tmp_path, digits)
+    wait_until(lambda: made.idle, "the recorder", 10)
+    monkeypatch.setattr(OpenJournals, "append", watched)
+    made.record([Answer(generation(), Completion("0:0", (7,), "stop"))])
+    made.close()
+    assert seen == [(generation(),)] and made.unjournaled() == ()
+
+
+def test_a_shard_is_not_begun_in_a_run_that_was_replaced(tmp_path: Path) -> None:
+    run, made = recorder(tmp_path, digits)
+    replace_json(run.run_json, {**json.loads(run.run_json.read_text()), "run_id": "0" * 16})
+    with pytest.raises(RunError, match="moved aside"):
+        made.open(open_shard(run, 1, job(tmp_path).sampling))
+    made.close()
 
 
 def test_what_kills_the_thread_comes_out_in_the_engines_thread(tmp_path: Path) -> None:

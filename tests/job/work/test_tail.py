@@ -11,7 +11,7 @@ from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
-from bulkrun.job.work.flight import FlightLog
+from bulkrun.job.work.flight import FlightLog, record_death
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
 from tests.job.small_runs import Row, enter, job, make_rows, write_plan
@@ -98,3 +98,40 @@ def test_whoever_sees_every_outcome_on_disk_knows_it_is_whole(run: RunDir, owner
 def test_a_shard_committed_meanwhile_needs_no_help(run: RunDir, owner: JournalWriter) -> None:
     run.part(0).touch()
     assert tail_of(run).look([0], [], 5, every) is None
+
+
+def test_each_look_is_at_another_shard(run: RunDir, owner: JournalWriter) -> None:
+    JournalWriter(run.journal_file(1, "owner"))
+    tail = tail_of(run)
+    found = [tail.look([0, 1], [], 5, every) for _ in range(4)]
+    assert [help and help.shard for help in found] == [1, 0, 1, 0]
+
+
+def test_rows_that_cannot_run_are_left_to_the_owner_until_it_dies(tmp_path: Path) -> None:
+    """It journals them as it opens the shard; if it could not, nobody else would."""
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    write_plan(run, make_rows(10, error_every=4, duplicate_every=0), 10)
+    heartbeat = Heartbeat(run, Worker.this_process("owner"), dict)
+    heartbeat.start()
+    for worker in ("owner", "me"):
+        JournalWriter(run.journal_file(0, worker))
+    found = tail_of(run).look([0], [], 5, every)
+    assert found is not None and found.refused == []
+    heartbeat.stop("failed")
+    found = tail_of(run).look([0], [], 5, every)
+    assert found is not None and sorted(record.rows for record in found.refused) == [(3,), (7,)]
+
+
+def test_one_of_those_who_help_sees_to_what_a_dead_worker_had_in_its_engine(run: RunDir, owner: JournalWriter) -> None:
+    for worker in ("dead", "me"):
+        JournalWriter(run.journal_file(0, worker))
+    heartbeat = Heartbeat(run, Worker.this_process("me"), dict)
+    heartbeat.start()
+    order = order_of(run)
+    FlightLog(run, "dead").admit(order[:2], order[:2])
+    record_death(run, "dead", "signal SIGSEGV")
+    for worker, sees in (("me", True), ("owner", False)):
+        found = tail_of(run, worker).look([0], [], 100, every)
+        assert found is not None and rows(found.generations) == rows(order[2:])
+        assert (found.aside is not None) == sees
+    heartbeat.stop("completed")
