@@ -114,7 +114,7 @@ def check_against_oracle(
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 64, Chunks(1), Chunks(9), Chunks(32)])
-@pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16), (8, 2, 128)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 4, 16), (11, 11, 8), (6, 2, 80), (5, 1, 16), (8, 2, 128)], ids=str)
 def test_mixed_steps_equal_the_oracle(heads: tuple[int, int, int], window: Window | None) -> None:
     check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window)
 
@@ -177,6 +177,20 @@ def test_a_sink_may_leave_everything_or_nothing(sink: float) -> None:
     ours = paged_attention(q_THD, k_cache, v_cache, meta, scale=1.0, sliding_window=None, sinks_H=sinks_H)
     oracle = naive_attention(q_THD, k_cache, v_cache, [1, 3], slots, 1.0, None, None, sinks_H)
     torch.testing.assert_close(ours.double(), oracle, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_late_keys_may_count_for_far_more_than_all_before_them(dtype: torch.dtype) -> None:
+    """Beside them the first ones' weights are nothing in float32: e^-400 and less."""
+    meta, slots = make_step([1, 3, 20], [300, 150, 200], 16, 0)
+    k_cache, v_cache = torch.randn(2, int(meta.block_tables_SM.max()) + 1, 16, 2, 32).to(dtype)
+    for own in slots:
+        k_cache.flatten(0, 1)[own[100:]] *= 100
+    q_THD = torch.randn(24, 4, 32).to(dtype)
+    ours = paged_attention(q_THD, k_cache, v_cache, meta, scale=1.0, sliding_window=None)
+    oracle = naive_attention(q_THD, k_cache, v_cache, [1, 3, 20], slots, 1.0, None, None)
+    error = 1e-3 if dtype == torch.float32 else 2e-2  # scores of up to 3000, with 24 bits: off by 2e-4
+    torch.testing.assert_close(ours.double(), oracle, atol=error, rtol=error)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

@@ -59,6 +59,7 @@ def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding
     torch.manual_seed(0)
     total = num_tokens(parts) + num_padding
     qkv_TC = torch.randn(total, heads.channels).to(dtype)
+    qkv_TC[total // 2] = 0.0  # keys and queries without a length
     ba_TG = torch.randn(total, heads.heads + heads.num_decays + 3).to(dtype)[:, :-3]
     state = torch.randn(NUM_ROWS, heads.heads, heads.size, heads.value_size)
     return [qkv_TC, ba_TG, torch.randn(heads.heads), torch.randn(heads.num_decays), state]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bulkrun.ops.cpu.draw_tokens import draw_tokens as compiled
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.sampling.draw_tokens import draw_tokens
+from bulkrun.ops.sampling.sampling import gumbel_noise
 from bulkrun.ops.triton.draw_tokens import draw_tokens as in_triton
 
 pytestmark = pytest.mark.filterwarnings(  # the interpreter's numpy says so; it wraps as it should
@@ -28,6 +29,7 @@ FILTERS = {
     "top_k": {"top_k_S": [0, 1, 50, 10_000]},
     "top_p": {"top_p_S": [1.0, 0.9, 1e-9, 0.999]},
     "top_k, top_p": {"top_k_S": [20, 3, 0, 700], "top_p_S": [0.8, 0.5, 0.95, 0.999]},
+    "min_p, top_p": {"min_p_S": [0.05, 0.2, 0.3, 0.01], "top_p_S": [0.6, 0.8, 0.7, 0.9]},
     "all": {"min_p_S": [0.1, 0.0, 0.01, 0.3], "top_k_S": [5, 0, 40, -1], "top_p_S": [0.9, 0.3, 1.0, 0.7]},
 }
 
@@ -104,6 +106,18 @@ def _by_hand(logits_V: torch.Tensor, temperature: float, filters: dict[str, floa
     share_V = torch.zeros_like(weight_V)
     share_V[kept] = weight_V[kept] / weight_V[kept].sum()
     return share_V
+
+
+@pytest.mark.parametrize("op", [pytest.param(draw_tokens, id="reference"), *TWINS.args[1]])
+def test_a_token_without_rivals_is_drawn_whatever_its_noise(op: Any) -> None:
+    """Token 3 gets a uniform number that float32 would round to 1, whose noise were -inf, as what no filter leaves."""
+    seed_S, zeros = torch.tensor([271343, 271343]), torch.zeros(2, dtype=torch.int64)
+    assert gumbel_noise(seed_S, zeros, 4)[0, 3].item() == pytest.approx(-math.log(24 * math.log(2)), rel=1e-4)
+    logits_SV = torch.full((2, 200), -math.inf)
+    logits_SV[:, 3] = 1.0
+    given = [one.to(device_of(op)) for one in (logits_SV, torch.ones(2), seed_S, zeros)]
+    token_S, is_valid_S = op(*given, top_k_S=torch.tensor([0, 5], device=device_of(op)))
+    assert token_S.tolist() == [3, 3] and is_valid_S.all()
 
 
 @TWINS
