@@ -23,8 +23,8 @@ def token_logprobs(
     chosen_S = logits_SV.new_empty(rows, dtype=torch.float32)
     values_Sk = logits_SV.new_empty(rows, k, dtype=torch.float32)
     ids_Sk = logits_SV.new_empty(rows, k, dtype=torch.int64)
-    addresses = [one.data_ptr() for one in (logits_SV, token_S.contiguous(), chosen_S, values_Sk, ids_Sk)]
-    _function(dtype)(*addresses, rows, size, k, torch.get_num_threads())
+    tensors = (logits_SV, token_S.contiguous(), chosen_S, values_Sk, ids_Sk)  # a copy must outlive the call
+    _function(dtype)(*[one.data_ptr() for one in tensors], rows, size, k, torch.get_num_threads())
     return chosen_S, values_Sk, ids_Sk
 
 

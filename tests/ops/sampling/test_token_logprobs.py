@@ -95,3 +95,12 @@ def test_a_row_s_numbers_do_not_depend_on_the_rows_beside_it(op: Any) -> None:
     alone = op(logits_SV[17:18], token_S[17:18], 8)
     for one, other in zip(together, alone, strict=True):
         assert torch.equal(one[17:18], other)
+
+
+@needs_compiled
+def test_rows_and_tokens_may_lie_apart() -> None:
+    logits_SV, token_S = random_logits(3, 90, torch.float32, "cpu"), torch.tensor([4, 0, 5, 0, 6, 0])[::2]
+    expected = token_logprobs(logits_SV, token_S, 5)
+    for given in (logits_SV, logits_SV.repeat_interleave(2, 1)[:, ::2]):
+        for one, other in zip(compiled(given, token_S, 5), expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-6)
