@@ -104,3 +104,16 @@ def test_float32_weights_are_left_plain() -> None:
     weight = torch.randn(5, 4)
     assert ops.pack_linear_weight(weight) is weight
     torch.testing.assert_close(ops.linear(torch.ones(1, 4), weight, None), weight.sum(1)[None])
+
+
+def test_numbers_that_lie_apart_and_dtypes_beside_each_other() -> None:
+    wide, weight = torch.randn(5, 92), torch.rand(46)
+    apart = wide[:, ::2]
+    plain = apart.contiguous()
+    for op in (ops.silu_mul, ops.gelu_mul):
+        torch.testing.assert_close(op(apart), op(plain))
+    torch.testing.assert_close(ops.cut_gates_(wide.clone()[:, ::2], 0.5), ops.cut_gates_(plain.clone(), 0.5))
+    for x, residual in ((apart, plain), (plain, apart), (plain.bfloat16(), plain)):
+        normed, total = ops.add_rms_norm(x, residual, weight, 1e-6)
+        assert torch.equal(total, x + residual)
+        torch.testing.assert_close(normed, ops.rms_norm(total, weight, 1e-6))

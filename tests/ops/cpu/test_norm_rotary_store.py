@@ -68,6 +68,22 @@ def test_values_are_normalized_too_and_not_turned(dtype: torch.dtype, head_dim: 
     torch.testing.assert_close(results[1][2].flatten(0, 1)[9 - 4], values[0], atol=1e-5, rtol=8e-3)
 
 
+@pytest.mark.parametrize("kind", ["long heads", "turns of another dtype", "numbers apart"])
+def test_what_is_not_compiled_goes_to_the_reference(kind: str) -> None:
+    head_dim = 1032 if kind == "long heads" else 16
+    qkv_TND = torch.randn(TOKENS, HEADS + 2 * KV_HEADS, head_dim)
+    if kind == "numbers apart":
+        qkv_TND = qkv_TND.repeat_interleave(2, -1)[..., ::2]
+    if kind == "turns of another dtype":
+        qkv_TND = qkv_TND.bfloat16()
+    turns = ops.rotary_cos_sin(torch.arange(TOKENS), torch.rand(8), 1.0, torch.float32)
+    weight, slots, results = torch.rand(HEADS + KV_HEADS, head_dim), torch.tensor([9, 7, 4, 13, 5]), []
+    for op, given in ((reference, qkv_TND.clone()), (norm_rotary_store, qkv_TND)):
+        caches = torch.zeros(2, 4, 4, KV_HEADS, head_dim, dtype=qkv_TND.dtype)
+        results.append((op(given, weight, 1e-6, *turns, *caches, slots), caches))
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_queries_alone(dtype: torch.dtype) -> None:
     q_THD, weight = torch.randn(TOKENS, HEADS, 64).to(dtype), torch.rand(HEADS, 64)

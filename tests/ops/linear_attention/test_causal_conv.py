@@ -50,3 +50,18 @@ def test_convolutions_equal_their_reference(op: Callable[..., torch.Tensor], dty
         expected = causal_conv.causal_conv(x_TC, weight_WC, bias_C, expected_state, meta, silu=silu)
         torch.testing.assert_close(out, expected, atol=ERRORS[dtype], rtol=ERRORS[dtype])
         torch.testing.assert_close(state, expected_state, atol=0, rtol=0, equal_nan=True)
+
+
+def test_other_dtypes_and_biases_apart_go_to_the_reference() -> None:
+    parts = STEPS["mixed"]
+    x_TC, weight_WC, state = torch.randn(num_tokens(parts), 16), torch.randn(3, 16), torch.randn(NUM_ROWS, 2, 16)
+    narrow = (x_TC.bfloat16(), weight_WC.bfloat16())
+    for x, weight, bias_C, held in (
+        (narrow[0], weight_WC, None, state),
+        (*narrow, torch.randn(16), state.bfloat16()),
+        (x_TC, weight_WC, torch.randn(16, 2)[:, 0], state),
+    ):
+        meta, states = make_meta(parts), [held.clone(), held.clone()]
+        ours = cpu_conv.causal_conv(x, weight, bias_C, states[0], meta, silu=True)
+        assert torch.equal(ours, causal_conv.causal_conv(x, weight, bias_C, states[1], meta, silu=True))
+        assert torch.equal(*states)

@@ -52,6 +52,7 @@ class Heads(NamedTuple):
 
 CHANNELS = Heads(3, 3, 24, 48, has_channels=True)
 SHAPES = [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80), Heads(1, 1, 128, 64), CHANNELS]
+NOT_COMPILED = [Heads(1, 2, 15, 16), Heads(1, 2, 16, 24), Heads(1, 1, 258, 16)]
 
 
 def rule_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
@@ -111,6 +112,19 @@ def test_rules_equal_their_reference(
     parts = STEPS[step]
     inputs = [one.to(device_of(op, dtype)) for one in rule_inputs(heads, parts, dtype, NUM_PADDING)]
     assert_as_reference(op, gated_delta_rule.gated_delta_rule, inputs, parts)
+
+
+@pytest.mark.parametrize("heads", [SHAPES[0], *NOT_COMPILED], ids=str)
+def test_other_sizes_and_dtypes_go_to_the_reference(heads: Heads) -> None:
+    if library() is None:
+        pytest.skip("no compiled ops")
+    parts = STEPS["mixed"]
+    qkv_TC, ba_TG, *others, state = rule_inputs(heads, parts, torch.bfloat16)
+    states = [state.clone(), state.clone()]
+    given = (qkv_TC, ba_TG.float() if heads is SHAPES[0] else ba_TG, *others)
+    ours = cpu_rule.gated_delta_rule(*given, states[0], make_meta(parts))
+    assert torch.equal(ours, gated_delta_rule.gated_delta_rule(*given, states[1], make_meta(parts)))
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize("op", twins((cpu_rule, triton_rule), "gated_delta_rule"))

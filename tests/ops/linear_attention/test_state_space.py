@@ -50,6 +50,7 @@ class Heads(NamedTuple):
 
 
 SHAPES = [Heads(2, 4, 16, 32), Heads(1, 3, 24, 80), Heads(3, 6, 13, 48), Heads(1, 2, 128, 64), Heads(1, 1, 256, 32)]
+NOT_COMPILED = [Heads(1, 2, 16, 24), Heads(1, 1, 257, 16)]
 
 
 def space_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
@@ -97,6 +98,19 @@ def test_spaces_equal_their_reference(
     parts = STEPS[step]
     inputs = [one.to(device_of(op, dtype)) for one in space_inputs(heads, parts, dtype, NUM_PADDING)]
     assert_as_reference(op, state_space.state_space, inputs, parts)
+
+
+@pytest.mark.parametrize("heads", [SHAPES[0], *NOT_COMPILED], ids=str)
+def test_other_sizes_and_steps_of_another_dtype_go_to_the_reference(heads: Heads) -> None:
+    if library() is None:
+        pytest.skip("no compiled ops")
+    parts = STEPS["mixed"]
+    xbc_TC, dt_TH, *others, state = space_inputs(heads, parts, torch.bfloat16)
+    states = [state.clone(), state.clone()]
+    given = (xbc_TC, dt_TH.float() if heads is SHAPES[0] else dt_TH, *others)
+    ours = cpu_space.state_space(*given, states[0], make_meta(parts))
+    assert torch.equal(ours, state_space.state_space(*given, states[1], make_meta(parts)))
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize("dt", [-9.3, -15.5])

@@ -145,6 +145,15 @@ def test_rows_that_lie_apart_go_to_the_reference() -> None:
     assert torch.equal(wide[:, ::2], expected)
 
 
+@needs_compiled
+def test_masks_and_the_numbers_of_their_rows_may_lie_apart() -> None:
+    logits, masks = random_logits(3, 64), torch.tensor([[0b1011, 0, 0b1], [0b110, 0, 0b1]], dtype=torch.int32)[:, ::2]
+    ours, rows = logits.clone(), torch.tensor([2, 7, 0])[::2]
+    reference.apply_token_masks(logits, masks, rows)
+    compiled.apply_token_masks(ours, masks, rows)
+    assert torch.equal(ours, logits)
+
+
 def test_masked_tokens_stay_masked_behind_penalties_filters_and_noise() -> None:
     logits = random_logits(64, 70)
     mask = torch.zeros(64, 3, dtype=torch.int32)
