@@ -272,10 +272,11 @@ def test_a_shard_of_another_plan_is_not_taken_for_ours(table: Path, tmp_path: Pa
         make_plan(tmp_path / "run", job(table, run={"limit": 200}))
 
 
-def test_duplicate_ids_are_counted_over_windows_with_examples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("window_rows", [400, 10_000])
+def test_duplicate_ids_are_counted_over_windows_with_examples(tmp_path: Path, window_rows: int) -> None:
     ids = [*range(900), 5, 5, 17, *range(2000, 2500), None, None]
     path = write_parquet(tmp_path / "in.parquet", {"text": [f"t{k}" for k in range(len(ids))], "key": ids})
-    spec = job(path, input={"path": str(path), "id": "key"}, run={"window_rows": 400})
+    spec = job(path, input={"path": str(path), "id": "key"}, run={"window_rows": window_rows})
     report = make_plan(tmp_path / "run", spec)
     expected = {"count": 3, "examples": [{"id": "5", "rows": [5, 900, 901]}, {"id": "17", "rows": [17, 902]}]}
     assert report.duplicate_ids == expected
@@ -324,6 +325,14 @@ def test_duplicate_ids_can_be_refused_before_anything_is_published(tmp_path: Pat
     with open_input(str(path)) as dataset, pytest.raises(InputError, match=r"800 rows have an id of column 'key'"):
         dry_plan(spec, dataset, CharacterCodec(), 10_000)
     make_plan(tmp_path / "run", spec.model_copy(update={"run": spec.run.model_copy(update={"limit": 700})}))
+
+
+def test_an_id_that_is_no_text_is_an_error_of_its_row_and_a_null_is_none(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "in.parquet", {"text": ["a", "b", "c"], "key": [b"x", b"\xff", None]})
+    make_plan(tmp_path / "run", job(path, input={"path": str(path), "id": "key"}))
+    rows = read_rows(tmp_path / "run")
+    assert [row["row_id"] for row in rows] == ["x", "1", "2"]
+    assert [row["error_message"] for row in rows] == [None, "column 'key' is not valid UTF-8", None]
 
 
 def test_an_id_column_that_cannot_be_text_is_an_input_error(tmp_path: Path) -> None:
@@ -545,3 +554,14 @@ def test_ids_that_repeat_over_files_are_told_with_their_files(tmp_path: Path) ->
     with pytest.raises(InputError) as caught:
         make_plan(tmp_path / "run", spec)
     assert f"'1' in rows 0 ({paths[0]}, its row 0), 3 ({paths[1]}, its row 1)" in str(caught.value)
+
+
+def test_so_are_those_far_into_a_file(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.parquet" for name in "ab"]
+    for number, path in enumerate(paths):
+        keys = [f"{number}-{row}" for row in range(800)]
+        write_parquet(path, {"text": ["t"] * 800, "k": keys if number == 0 else [*keys[:750], "0-10", *keys[751:]]})
+    spec = job(tmp_path, input={"path": str(tmp_path / "*.parquet"), "id": "k", "on_duplicate": "fail"})
+    with pytest.raises(InputError) as caught:
+        make_plan(tmp_path / "run", spec)
+    assert f"'0-10' in rows 10 ({paths[0]}, its row 10), 1550 ({paths[1]}, its row 750)" in str(caught.value)

@@ -40,15 +40,16 @@ def test_only_what_holds_nothing_goes(tmp_path: Path) -> None:
     attempt(run, replace(DEAD, id="crashed"), flies=True)
     attempt(run, replace(ELSEWHERE, id="away"))
     attempt(run, replace(HERE, id="alive"))
-    for name, age in (("mute", 130), ("unseen", 5)):  # whose heartbeat went, or is not seen here yet
+    run.flight_file("fell").write_text('{"in":[[0,0,0]]}\n')
+    for name, age in (("mute", 130), ("unseen", 5), ("fell", 130)):  # whose heartbeat went, or is not seen here yet
         run.journal_file(0, name).touch()
         os.utime(run.journal_file(0, name), (time.time() - age,) * 2)
     replace_json(run.claims / "plan.1", asdict(DEAD))
     replace_json(run.claims / "update.1", asdict(DEAD))
     forget_failed_attempts(run)
     assert left(run.workers) == ["alive.json", "away.json", "crashed.json", "ran.json"]
-    assert [run.journal_file(0, name).name for name in ("alive", "away", "crashed", "ran", "unseen", "wrote")] == left(
+    assert [run.journal_file(0, name).name for name in ("alive", "away", "crashed", "fell", "ran", "unseen", "wrote")] == left(
         run.journal
     )
     assert left(run.claims) == ["shard-00000.5", "shard-00000.6", "update.1"]
-    assert left(run.flight) == ["crashed.jsonl"]
+    assert left(run.flight) == ["crashed.jsonl", "fell.jsonl"]

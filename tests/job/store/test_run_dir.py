@@ -69,3 +69,14 @@ def test_names_are_read_back_as_they_were_given(tmp_path: Path) -> None:
     assert attempts_by_shard(run) == {shard: run.attempts_at(shard) for shard in (3, 100_000)}
     assert run.workers_in_flight() == ["a1"] and run.worker_ids() == ["b2"] and run.id_files() == [run.ids(7)]
     assert [path.name for path in run.claims_of("shard-00003")] == ["shard-00003.1", "shard-00003.12"]
+
+
+def test_a_shard_is_not_taken_for_one_whose_number_begins_alike(tmp_path: Path) -> None:
+    """The journals and claims of a shard go when it is committed."""
+    run = RunDir(tmp_path)
+    for shard in (10_000, 100_000, 100_001):
+        for file in (run.journal_file(shard, "a"), run.claims / f"{run.shard_claim(shard)}.1"):
+            file.parent.mkdir(exist_ok=True, parents=True)
+            file.touch()
+    assert run.journals_of(10_000) == [run.journal_file(10_000, "a")]
+    assert run.claims_of(run.shard_claim(10_000)) == [run.claims / "shard-10000.1"]

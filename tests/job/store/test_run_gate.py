@@ -110,7 +110,7 @@ def test_what_results_depend_on_is_refused_with_the_difference(
         assert error.value.exit_code == 4
 
 
-@pytest.mark.parametrize("changes", [{"input.path": "moved.jsonl"}, {"model": "a/copy"}, {"output.rows_per_file": 9}])
+@pytest.mark.parametrize("changes", [{"input.path": "moved.jsonl"}, {"model": "a/copy"}, {"output.rows_per_file": 9}, {"run.window_rows": 9}])
 def test_a_harmless_change_names_resume_anyway_and_goes_on_with_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = RunDir(tmp_path / "out")
     first = open_planned(run.root)
@@ -119,6 +119,7 @@ def test_a_harmless_change_names_resume_anyway_and_goes_on_with_it(tmp_path: Pat
     again = open_run(run, wanted(run.root, changes), resume_anyway=True)
     assert again.run_id == first.run_id
     assert again.job["output"]["rows_per_file"] is None, "a half-made plan keeps its shards"
+    assert again.job["run"]["window_rows"] == first.job["run"]["window_rows"], "and its windows"
 
 
 def test_a_run_that_never_planned_anything_takes_the_mended_job(tmp_path: Path) -> None:

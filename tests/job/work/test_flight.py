@@ -15,6 +15,7 @@ from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
+from bulkrun.job.work import flight as flight_module
 from bulkrun.job.work import suspicion as suspicion_module
 from bulkrun.job.work.flight import FlightLog, key_of, read_flight, record_death
 from bulkrun.job.work.shard_work import Generation, ShardWork
@@ -76,6 +77,23 @@ def test_an_engine_that_was_empty_clears_those_before(run: RunDir) -> None:
     assert flight.left == [(0, 3, 0)] and flight.finished
 
 
+def test_a_file_that_is_begun_anew_because_it_is_long_names_all_that_is_in_the_engine(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_module, "_LONGEST_BYTES", 0)
+    log = flight_log(run, "w")
+    log.admit(generations(1, 2), generations(1, 2))
+    log.admit(generations(3), generations(2, 3))
+    assert read_flight(run.flight / "w.jsonl").left == [(0, 2, 0), (0, 3, 0)]
+
+
+def test_what_was_committed_since_is_not_suspect(run: RunDir) -> None:
+    run.part(0).touch()  # and its journals went with that
+    log = flight_log(run, "w")
+    log.admit([*generations(1), generation(1, shard=7)], [*generations(1), generation(1, shard=7)])
+    assert record_death(run, "w", "signal SIGSEGV").left == [(7, 1, 0)]
+
+
 def test_what_left_the_engine_is_suspect_until_it_is_journaled(run: RunDir) -> None:
     """An answer can kill the process that reads it: whoever runs alone by then must not be taken for the culprit."""
     log = flight_log(run, "w", lambda: generations(1))
@@ -102,6 +120,8 @@ def test_two_witnessed_deaths_alone_convict_and_one_does_not(run: RunDir) -> Non
     assert judge(run).convicted == {} and judge(run).group_of[0, 2, 0] == 1
     dies(run, "c", [2], "exit status 137")
     assert judge(run).convicted == {(0, 2, 0): "exit status 137"}
+    dies(run, "d", [2], how=None)
+    assert judge(run).convicted == {(0, 2, 0): "exit status 137"}, "how it died then is not known"
 
 
 def test_the_last_one_left_of_a_group_is_not_alone(run: RunDir) -> None:
@@ -119,6 +139,12 @@ def test_a_power_cut_or_a_kill_of_everything_convicts_nobody(run: RunDir) -> Non
     for name in "bcde":
         dies(run, name, [1], how=None)
     assert judge(run) == Suspicion({(0, 1, 0): 1}), "again and again is suspect, and runs alone"
+
+
+def test_a_power_cut_says_nothing_of_what_was_suspect_before(run: RunDir) -> None:
+    dies(run, "a", [1, 2, 3])
+    dies(run, "b", [1], how=None)
+    assert judge(run).group_of[0, 1, 0] == 3
 
 
 def test_the_living_are_not_asked(run: RunDir) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,18 @@ def test_hopeless_jobs_are_told_from_unlucky_ones(tmp_path: Path) -> None:
     always = new_rate("always", 1.0)
     always.ran(1000, failed=True)
     always.check(PlannedCounts(1000, 1000))
+
+
+def test_what_a_worker_gave_up_for_counts_with_what_went_well_until_something_may_have_mended_it(
+    tmp_path: Path,
+) -> None:
+    run, record = enter(tmp_path, job(tmp_path))
+    rate = ErrorRate(run, record, 0.3)
+    rate.ran(600, failed=False)
+    rate.ran(400, failed=True)
+    with pytest.raises(ErrorRateExceeded, match="40% of the rows fail"):
+        rate.check(PlannedCounts(0, 0))
+    with pytest.raises(ErrorRateExceeded, match="40% of the rows fail"):
+        ErrorRate(run, record, 0.3).check(PlannedCounts(0, 0))
+    ErrorRate(run, record, 0.5).check(PlannedCounts(0, 0))
+    ErrorRate(run, replace(record, versions={"bulkrun": "1"}), 0.3).check(PlannedCounts(0, 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.errors import ErrorRateExceeded, ModelError, RunError
+from bulkrun.errors import ErrorRateExceeded, Interrupted, ModelError, RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.journal import read_journal, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
@@ -218,6 +218,18 @@ def test_an_engine_that_cannot_be_loaded_again_ends_the_process_as_a_crash_would
     (worker,) = (tmp_path / "out/.bulkrun/workers").glob("*.json")
     assert json.loads(worker.read_text())["ended"] is None, "nobody may take it for ended before its death is recorded"
     assert [event["event"] for event in read_events(RunDir(tmp_path / "out"))][-1] == "engine_lost"
+
+
+def test_a_signal_while_an_engine_is_loaded_again_leaves_its_rows_suspect(tmp_path: Path) -> None:
+    rows, spec = make_rows(20, error_every=0, duplicate_every=0), job(tmp_path / "out")
+
+    def stopped(adapter: str) -> FakeEngine:
+        raise Interrupted("stopped by SIGTERM")
+
+    engine = FakeEngine(16, poison=lambda request: tuple(request.prompt_token_ids) == rows[4].token_ids)
+    assert start(tmp_path / "out", rows, spec, engine=engine, rebuild_engine=stopped).state == "interrupted"
+    (flight,) = (tmp_path / "out/.bulkrun/flight").glob("*.jsonl")
+    assert len(read_flight(flight).left) > 1
 
 
 def test_a_hopeless_job_stops_with_everything_saved(tmp_path: Path) -> None:

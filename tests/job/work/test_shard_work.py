@@ -26,6 +26,13 @@ def test_a_saved_output_leaves_at_least_one_token_to_generate(
     assert generation.request.output_token_ids == resumed
 
 
+def test_a_row_of_several_texts_is_asked_for_with_where_each_ends(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path, job(tmp_path))
+    write_plan(run, [Row(0, "0", (7, 8, 9), {"parts": [1, 2]}), Row(1, "1", (7,))], 2)
+    generations = open_shard(run, 0, job(tmp_path).sampling).generations
+    assert {one.rows: one.request.parts for one in generations} == {(0,): (1, 2), (1,): ()}
+
+
 @pytest.mark.parametrize(
     ("parts", "max_tokens", "done", "steps"),
     [((), 9, (), 5), ((), 3, (), 3), ((), 9, (1, 2), 3), ((1, 1), 1, (), 1), ((1,) * 80, 1, (), 10)],
