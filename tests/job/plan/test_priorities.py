@@ -72,7 +72,7 @@ def test_without_the_key_all_are_equal(tmp_path: Path) -> None:
     assert [row["priority"] for row in read_rows(tmp_path / "run")] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("value", [1.5, "high", True, 2**40, [1]])
+@pytest.mark.parametrize("value", [1.5, "high", True, 2**40, -(2**40), [1]])
 def test_a_priority_that_is_no_integer_is_an_error_of_its_row(value: object, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "p": value}])
     make_plan(tmp_path / "run", job(path, input={"priority": "p"}))

@@ -127,6 +127,14 @@ def test_of_several_attempts_the_first_good_record_wins_and_the_longest_partial(
     assert outcomes.partials == {(8, 1): (1, 2), (9, 1): (1, 2)}
 
 
+def test_what_is_damaged_is_told_by_journal_and_line(tmp_path: Path) -> None:
+    lines = [encode_record(record(row, "t")) for row in range(3)]
+    (tmp_path / "a").write_bytes(lines[0] + b"x" + lines[1] + lines[2])
+    (tmp_path / "b").write_bytes(lines[1])
+    outcomes = read_outcomes([tmp_path / "a", tmp_path / "b"])
+    assert outcomes.damaged == {"a": [2]} and sorted(outcomes.answered) == [(0, 0), (1, 0), (2, 0)]
+
+
 def test_a_journal_has_one_writer(tmp_path: Path) -> None:
     JournalWriter(tmp_path / "j").append([record(0)])
     with pytest.raises(RunError, match="File exists"):

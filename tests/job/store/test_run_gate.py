@@ -110,7 +110,10 @@ def test_what_results_depend_on_is_refused_with_the_difference(
         assert error.value.exit_code == 4
 
 
-@pytest.mark.parametrize("changes", [{"input.path": "moved.jsonl"}, {"model": "a/copy"}, {"output.rows_per_file": 9}, {"run.window_rows": 9}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"input.path": "moved.jsonl"}, {"model": "a/copy"}, {"output.rows_per_file": 9}, {"run.window_rows": 9}],
+)
 def test_a_harmless_change_names_resume_anyway_and_goes_on_with_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = RunDir(tmp_path / "out")
     first = open_planned(run.root)
