@@ -104,11 +104,11 @@ def generate_with_transformers(variant: str, prompt: SequenceOf[int], max_tokens
 @torch.no_grad()
 def is_greedy(variant: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
     """Whether each of these tokens is the best one of transformers behind all that stand before it, which is what its
-    `generate` gives: told by one pass over all of them, where that takes one for each. The two round differently, so
-    of two tokens that are as good but for rounding (seen: 2e-6 apart) either may be the best."""
+    `generate` gives: told by one pass over all of them, where that takes one for each. The two round differently,
+    each logit by up to 5e-5 in the variants of `test_families`: of two tokens within both errors either may be best."""
     logits_TV = _reference(variant)(torch.tensor([[*prompt, *output]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     chosen_T = logits_TV.gather(1, torch.tensor(output)[:, None])[:, 0]
-    return bool((logits_TV.amax(1) - chosen_T <= 1e-5).all())
+    return bool((logits_TV.amax(1) - chosen_T <= 1e-4).all())
 
 
 @lru_cache(maxsize=4)

@@ -169,8 +169,10 @@ class PromptSpec(Section):
 
     @model_validator(mode="after")
     def _tokens_as_they_are(self) -> PromptSpec:
-        fields = type(self).model_fields
-        others = [key for key in _OF_TEXTS if getattr(self, key) not in (fields[key].default, "none")]
+        untouched = type(self).model_fields
+        others = [key for key in _OF_TEXTS if getattr(self, key) != untouched[key].default]
+        if self.chat_template == "none":  # as they are taken anyway
+            others.remove("chat_template")
         if self.token_ids is not None and others:
             raise ValueError(f"token_ids: the model is given them as they are; leave out {' and '.join(others)}")
         return self

@@ -76,6 +76,16 @@ def conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToA
     return ask, reads
 
 
+def column_maker(
+    key: str, name: str, columns: Sequence[str], read: Callable[[str, Any], Ask | RowError]
+) -> tuple[RowToAsk, list[str]]:
+    """The function from a row to what `read` finds in a column's cell (it is given the place in words, and the value),
+    and the column, which `key` of the job file names. Raises JobFileError where it is not there."""
+    if name not in columns:
+        raise JobFileError([f"{key}: {unknown_column(name, columns)}"])
+    return (lambda row: read(f"column {name!r}", row[name])), [name]
+
+
 def _body_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
     if spec.template is not None:
         return _templated([({"role": "user"}, "prompt.template", spec.template)], columns)

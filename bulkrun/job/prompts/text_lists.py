@@ -6,28 +6,19 @@ Knows no tokens and no bodies.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bulkrun.data.types.json_types import NOT_UNICODE, is_unicode, list_in
-from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
-from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
-from bulkrun.job.prompts.templates import unknown_column
+from bulkrun.job.prompts.conversations import Ask, RowToAsk, column_maker, shown
 from bulkrun.request import RowError
 
 
 def list_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:
     """The function from a row to its texts, and the column that it reads. Raises JobFileError where it is not there."""
-    name = spec.column
-    assert name is not None, "a prompt section without a mapping is resolved from the columns first"
-    if name not in columns:
-        raise JobFileError([f"prompt.column: {unknown_column(name, columns)}"])
-
-    def ask(row: Mapping[str, Any]) -> Ask | RowError:
-        return _in_column(f"column {name!r}", row[name])
-
-    return ask, [name]
+    assert spec.column is not None, "a prompt section without a mapping is resolved from the columns first"
+    return column_maker("prompt.column", spec.column, columns, _in_column)
 
 
 def _in_column(place: str, given: Any) -> Ask | RowError:

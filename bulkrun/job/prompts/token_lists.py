@@ -5,14 +5,12 @@ An id that the model does not have is for the engine to refuse, which knows how 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
-from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
+from bulkrun.job.prompts.conversations import Ask, RowToAsk, column_maker, shown
 from bulkrun.job.prompts.overrides import token_ids_in
-from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
 _MOST = 2**31 - 1  # a plan holds them as int32
@@ -21,15 +19,8 @@ _MOST = 2**31 - 1  # a plan holds them as int32
 def token_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:
     """The function from a row to its token ids, and the column that it reads. Raises JobFileError where it is not
     there."""
-    name = spec.token_ids
-    assert name is not None, "others have another maker"
-    if name not in columns:
-        raise JobFileError([f"prompt.token_ids: {unknown_column(name, columns)}"])
-
-    def ask(row: Mapping[str, Any]) -> Ask | RowError:
-        return _in_column(f"column {name!r}", row[name])
-
-    return ask, [name]
+    assert spec.token_ids is not None, "others have another maker"
+    return column_maker("prompt.token_ids", spec.token_ids, columns, _in_column)
 
 
 def _in_column(place: str, given: Any) -> Ask | RowError:

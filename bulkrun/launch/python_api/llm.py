@@ -56,7 +56,7 @@ _COLUMNS = [
 ]
 _OTHER_TASKS = ("task", "runner", "convert")  # as vLLM is told that a model embeds or classifies
 _AGAIN = "give a prompt n times"
-# they make rows of rows: a job's matter
+# they make rows of rows, or columns: a job's matter
 _NOT_HERE = {
     "n": _AGAIN,
     "best_of": _AGAIN,

@@ -69,6 +69,8 @@ def test_ids_that_are_too_many_are_cut_like_any_prompt() -> None:
     ("sections", "words"),
     [
         ({"prompt": {**IDS, "system": "Be kind."}}, "leave out system"),
+        ({"prompt": {**IDS, "system": "none"}}, "leave out system"),
+        ({"prompt": {**IDS, "tools": "offered"}}, "leave out tools"),
         ({"prompt": {**IDS, "chat_template": "chat.jinja"}}, "leave out chat_template"),
         ({"prompt": {**IDS, "chat_template_kwargs": {"a": 1}}}, "leave out chat_template_kwargs"),
         ({"prompt": {**IDS, "continue_final_message": True}}, "leave out continue_final_message"),

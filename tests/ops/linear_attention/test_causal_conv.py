@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from bulkrun.ops.cpu import causal_conv as cpu_conv
 from bulkrun.ops.linear_attention import causal_conv
 from bulkrun.ops.triton import causal_conv as triton_conv
 from tests.ops.linear_attention.steps import NUM_ROWS, Part, make_meta, num_tokens
-from tests.ops.linear_attention.twins import DTYPES, ERRORS, STEPS, device_of, twins
+from tests.ops.linear_attention.twins import DTYPES, ERRORS, STEPS, assert_is_reference, device_of, twins
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -61,7 +62,5 @@ def test_other_dtypes_and_biases_apart_go_to_the_reference() -> None:
         (*narrow, torch.randn(16), state.bfloat16()),
         (x_TC, weight_WC, torch.randn(16, 2)[:, 0], state),
     ):
-        meta, states = make_meta(parts), [held.clone(), held.clone()]
-        ours = cpu_conv.causal_conv(x, weight, bias_C, states[0], meta, silu=True)
-        assert torch.equal(ours, causal_conv.causal_conv(x, weight, bias_C, states[1], meta, silu=True))
-        assert torch.equal(*states)
+        ops = (partial(one.causal_conv, silu=True) for one in (cpu_conv, causal_conv))
+        assert_is_reference(*ops, [x, weight, bias_C, held])

@@ -62,6 +62,18 @@ def assert_as_reference(
     assert not out[-NUM_PADDING:].any(), "tokens that pad the step"
 
 
+def assert_is_reference(
+    op: Callable[..., torch.Tensor], reference: Callable[..., torch.Tensor], inputs: list[torch.Tensor]
+) -> None:
+    """A compiled op hands inputs that it is not made for on: the reference's bits, of states, the last, too."""
+    if library() is None:
+        pytest.skip("no compiled ops")
+    meta, states = make_meta(STEPS["mixed"]), [inputs[-1].clone(), inputs[-1].clone()]
+    ours = op(*inputs[:-1], states[0], meta)
+    assert torch.equal(ours, reference(*inputs[:-1], states[1], meta))
+    assert torch.equal(*states)
+
+
 def assert_forgets(op: Callable[..., torch.Tensor], inputs: list[torch.Tensor], dt: float) -> None:
     """States, the last of `inputs`, forget in the tokens of `FORGETS`, which write nothing, by `RATE` and steps of dt.
 
