@@ -28,12 +28,13 @@ from bulkrun.job.prompts.body_keys import (
     as_object,
 )
 from bulkrun.job.prompts.body_params import BodyParams
-from bulkrun.job.prompts.body_text import one_text
+from bulkrun.job.prompts.body_text import one_list_of_ids, one_text
 from bulkrun.job.prompts.conversations import Ask, RowToAsk, shown
 from bulkrun.job.prompts.openai_chat import read_chat
 from bulkrun.job.prompts.openai_embeddings import read_embedding
 from bulkrun.job.prompts.openai_responses import read_response
 from bulkrun.job.prompts.score_lines import read_rerank, read_score
+from bulkrun.job.prompts.token_lists import ask_of_ids
 from bulkrun.request import RowError
 
 _Read = Callable[[dict[str, Any]], Ask | RowError]  # of a body
@@ -100,11 +101,15 @@ def read_body(body: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _completion(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask:
-    """Without calls, for which its answers have no place: they are text."""
+def _completion(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask | RowError:
+    """Without calls, for which its answers have no place: they are text. Token ids are the job's own model's."""
     if "prompt" not in body:
-        raise BadBody(f"body.prompt: missing; {COMPLETIONS_URL} needs a text")
-    prompt = one_text("prompt", body["prompt"])
+        raise BadBody(f"body.prompt: missing; {COMPLETIONS_URL} needs a text, or token ids")
+    token_ids = one_list_of_ids("prompt", body["prompt"])
+    if token_ids is None:
+        ask: Ask | RowError = Ask([{"role": "user", "content": one_text("prompt", body["prompt"])}], raw=True)
+    else:
+        ask = ask_of_ids("body.prompt", token_ids)
     no_calls = {} if calls is None else {"tool_calls": NONE}
     sampling = {**params.of_completion(body), **no_calls}
-    return Ask([{"role": "user", "content": prompt}], raw=True, sampling=sampling)
+    return ask if isinstance(ask, RowError) else ask._replace(sampling=sampling)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bulkrun.job.jobfile.embedding import EmbeddingSpec
 from bulkrun.job.prompts.body_keys import EMBEDDINGS_URL, BadBody, check_embedding_keys
-from bulkrun.job.prompts.body_text import one_text, refuse_token_ids
+from bulkrun.job.prompts.body_text import one_text
 from bulkrun.job.prompts.conversations import Ask, shown
 from bulkrun.job.prompts.text_lists import asked_texts
 from bulkrun.request import RowError
@@ -28,10 +28,19 @@ def read_embedding(body: Mapping[str, Any], embedding: EmbeddingSpec, *, lists: 
     if (wanted := body.get("encoding_format", "float")) not in _FORMATS:
         raise BadBody(f"body.encoding_format: {shown(wanted)} is not one of {', '.join(_FORMATS)}")
     _check_dimensions(body, embedding.dimensions)
+    _refuse_token_ids(body["input"])
     if lists:
-        refuse_token_ids("input", body["input"])
         return asked_texts("body.input", body["input"])
     return Ask([{"role": "user", "content": one_text("input", body["input"], _SEVERAL)}], raw=True)
+
+
+def _refuse_token_ids(value: Any) -> None:
+    """Of a list of them, or of lists of them: clients make them with a tokenizer of OpenAI's."""
+    listed = value if isinstance(value, list) else []
+    ids = [token for each in listed for token in (each if isinstance(each, list) else [each])]
+    if ids and all(isinstance(token, int) for token in ids):
+        what = "token ids are not supported, as they belong to another model's tokenizer; send text"
+        raise BadBody(f"body.input: {what}")
 
 
 def _check_dimensions(body: Mapping[str, Any], made: int | None) -> None:

@@ -1,4 +1,4 @@
-"""`prompt.token_ids`: prompts that come as token ids, from a column. Knows no tokenizer and no model.
+"""Prompts that come as token ids, from a column (`prompt.token_ids`) or a line. Knows no tokenizer and no model.
 
 An id that the model does not have is for the engine to refuse, which knows how many there are.
 """
@@ -20,11 +20,11 @@ def token_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, lis
     """The function from a row to its token ids, and the column that it reads. Raises JobFileError where it is not
     there."""
     assert spec.token_ids is not None, "others have another maker"
-    return column_maker("prompt.token_ids", spec.token_ids, columns, _in_column)
+    return column_maker("prompt.token_ids", spec.token_ids, columns, ask_of_ids)
 
 
-def _in_column(place: str, given: Any) -> Ask | RowError:
-    """What a cell asks, whose list may be JSON in a column of text."""
+def ask_of_ids(place: str, given: Any) -> Ask | RowError:
+    """What a list asks, which may be JSON in a column of text; `place` names it."""
     try:
         token_ids = token_ids_in(given)
     except ValueError:

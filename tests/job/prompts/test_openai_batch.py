@@ -301,6 +301,15 @@ def test_token_ids_need_the_jobs_columns_and_make_no_other_row() -> None:
     assert "is not true or false" in refusal(chat(return_token_ids=1))
 
 
+@pytest.mark.parametrize("prompt", [[7, 300, 7], [[7, 300, 7]]], ids=str)
+@pytest.mark.parametrize("has_chat_template", [True, False])
+def test_a_completion_may_be_about_token_ids_as_they_are(prompt: list[Any], has_chat_template: bool) -> None:
+    for body in ({"prompt": prompt, "max_tokens": 3}, json.dumps({"prompt": prompt, "max_tokens": 3})):
+        made = build(line(body, "/v1/completions"), has_chat_template=has_chat_template)
+        assert isinstance(made, Prompt), made
+        assert made.token_ids == [7, 300, 7] and json.loads(made.sampling.overrides or "") == {"max_tokens": 3}
+
+
 def test_n_is_the_jobs_for_every_line() -> None:
     assert "sampling.n" in refusal(chat(n=4))
     assert overrides(chat(n=4), sampling={"n": 4, "temperature": 1.0}) == {}
@@ -385,7 +394,12 @@ def test_a_line_wins_over_a_column_also_where_it_says_what_the_job_says(key: str
         (completion(best_of=3), ["body.best_of", "sampling.best_of"]),
         (completion(suffix="end"), ["body.suffix"]),
         (completion(prompt=["a", "b"]), ["2 prompts in one line"]),
-        (completion(prompt=[1, 2]), ["token ids"]),
+        (completion(prompt=[[1, 2], [3]]), ["body.prompt: 2 prompts in one line", "a line for each"]),
+        (completion(prompt=[1, -2]), ["body.prompt: -2 is no token id"]),
+        (completion(prompt=[1, 2**31]), ["body.prompt: 2147483648 is no token id"]),
+        (completion(prompt=[1, True]), ["body.prompt: [1, True] is not text"]),
+        (completion(prompt=[1, "a"]), ["body.prompt: [1, 'a'] is not text"]),
+        (completion(prompt=[[]]), ["body.prompt: [[]] is not text"]),
         (completion(prompt=7), ["body.prompt: 7 is not text"]),
         (chat(messages="Hello"), ["body.messages", "not a list"]),
         (
