@@ -72,6 +72,9 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        fix = f"give a file; of a run (an output.path) `bulkrun status {shlex.quote(str(path))}` tells how it stands"
+        raise JobFileError([f"{path}: is a directory, not a job file; {fix}"]) from None
     except FileNotFoundError:
         raise JobFileError([f"{path}: no such file (looked from {Path.cwd()})"]) from None
     except OSError as error:

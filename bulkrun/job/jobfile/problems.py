@@ -162,6 +162,8 @@ def _wrong_type(path: Path, value: Any, wanted: list[str]) -> str:
         fix = f"; write [{shown(value)}]"
     elif isinstance(value, str) and len(path) == 1 and path[0] in _LONE_TEXTS:
         fix = f"; write {path[0]}: {{{_LONE_TEXTS[path[0]]}: {shown(value)}}}"
+    elif isinstance(value, list) and path == ("input",):
+        fix = "; write input: {path: [...]}, with the files in it"
     elif isinstance(value, str) and "text" not in wanted and _is_number_or_bool(value):
         fix = f"; remove the quotes: {value}"
     return f"{shown(value)} is not {' or '.join(wanted)}{fix}"

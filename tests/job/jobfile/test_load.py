@@ -56,6 +56,11 @@ def test_what_is_never_closed_is_told_by_where_it_begins(tmp_path: Path, unclose
         load_job(tmp_path / "job.yaml")
 
 
+def test_a_directory_in_the_place_of_a_job_file_may_be_a_run(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=f"is a directory, not a job file; .* `bulkrun status {tmp_path}` tells"):
+        load_job(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.jsonl.gz"])
 def test_data_in_the_place_of_a_job_file_is_told_how_to_get_one(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"id": 1, "text": "a"}\n')
@@ -182,6 +187,11 @@ run:
             "output: {path: out/summaries}",
             "output: out",
             '11:1: output: "out" is not a section of keys and values; write output: {path: "out"}',
+        ),
+        (
+            "  path: [data/a.parquet, data/*.parquet]\n  columns: [title]",
+            "  - data/a.parquet",
+            "3:1: input: a list is not a section of keys and values; write input: {path: [...]}",
         ),
         ("bundled:tiny", "[a]", "2:1: model: a list is not text"),
         ("model: bundled:tiny", "1: x\nmodel: m", "2:1: the key 1 is not text; quote it"),
