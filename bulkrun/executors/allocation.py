@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from bulkrun.errors import ExecutorError
+from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors.slurm_program import slurm
 
 _PATIENCE_S = 15.0
@@ -66,10 +66,11 @@ def _end_time(job_id: str, environ: Mapping[str, str]) -> float | None:
 
 
 def _requeue_exit() -> bool:
-    """Whether the cluster queues a batch job again that ends with 75."""
+    """Whether the cluster queues a batch job again that ends with 75: it names exit codes, and ranges of them."""
     config = _say("scontrol", "show", "config") or ""
     match = re.search(r"^RequeueExit\s*=\s*(.*)$", config, re.MULTILINE)
-    return match is not None and "75" in re.split(r"[,\s]+", match[1])
+    codes = re.findall(r"(\d+)(?:-(\d+))?", match[1]) if match is not None else []
+    return any(int(first) <= Interrupted.exit_code <= int(last or first) for first, last in codes)
 
 
 def _say(program: str, *arguments: str) -> str | None:

@@ -146,9 +146,9 @@ def _job_id(said: str) -> str:
 
 
 def _gpus(slurm: SlurmSpec) -> int:
-    """Workers in one array element: one for each of its GPUs."""
-    counted = re.search(r"(\d+)$", str(slurm.gpus or ""))
-    return max(1, int(counted[1])) if counted else 1
+    """Workers in one array element: one for each of its GPUs, of whichever types."""
+    counts = [int(gpus.rpartition(":")[2]) for gpus in str(slurm.gpus or 0).split(",")]
+    return max(1, sum(counts))
 
 
 def submitted_jobs(run: RunDir) -> list[Submission]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,30 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str) -> No
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
+@pytest.mark.parametrize(
+    ("slurm", "elements", "workers"),
+    [
+        ({}, "0-7", 1),
+        ({"array": 3}, "0-2", 1),
+        ({"gpus": 0}, "0-7", 1),
+        ({"gpus": 2}, "0-7", 2),
+        ({"gpus": "a100:4", "array": 2}, "0-1", 4),
+        ({"gpus": "a100:1,v100:2"}, "0-7", 3),
+        ({"gpus": "nvidia_a100_3g.20gb:1"}, "0-7", 1),
+    ],
+)
+def test_each_element_has_a_worker_for_each_of_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: dict[str, object], elements: str, workers: int
+) -> None:
+    (tmp_path / "bin").mkdir()
+    programs(tmp_path / "bin", monkeypatch, sbatch="echo 4")
+    run = RunDir(tmp_path / "out")
+    submit_array(run, spec(run.root, slurm=slurm, run={"workers": 8}))
+    (script,) = run.slurm.glob("*.sh")
+    lines = script.read_text().splitlines()
+    assert f"#SBATCH --array={elements}" in lines and lines[-1].endswith(f" {run.root} --workers {workers}")
+
+
 def test_a_copy_of_the_array_that_a_user_put_into_the_queue_is_this_runs_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +272,16 @@ def test_an_array_element_asks_for_its_own_next_turn_not_for_the_whole_arrays(
 
 
 @pytest.mark.parametrize(
-    ("exits", "batch", "comes"), [("75", 1, True), ("75,76", 2, True), ("76", 1, False), ("75", 0, False)]
+    ("exits", "batch", "comes"),
+    [
+        ("75", 1, True),
+        ("75,76", 2, True),
+        ("1-9,70-80", 1, True),
+        ("76", 1, False),
+        ("175,1-74,76-99", 1, False),
+        ("(null)", 1, False),
+        ("75", 0, False),
+    ],
 )
 def test_a_batch_job_comes_back_where_the_cluster_requeues_exit_75(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: str, batch: int, comes: bool
@@ -259,6 +293,18 @@ def test_a_batch_job_comes_back_where_the_cluster_requeues_exit_75(
         scontrol=f'case "$2" in config) echo "{shown["config"]}";; job) echo "{shown["job"]}";; esac',
     )
     assert Allocation("7", None).comes_back() is comes
+
+
+@pytest.mark.parametrize(
+    ("shown", "ends_at"),
+    [("2026-11-29T12:00:00", datetime(2026, 11, 29, 12).timestamp()), ("NONE", None), ("", None)],
+)
+def test_a_slurm_that_states_no_end_in_the_environment_is_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, ends_at: float | None
+) -> None:
+    programs(tmp_path, monkeypatch, squeue=f'echo "$@" > {tmp_path}/asked; echo "{shown}"')
+    assert current_allocation({"SLURM_JOB_ID": "7"}) == Allocation("7", ends_at)
+    assert (tmp_path / "asked").read_text() == "--noheader --job 7 --format=%e\n"
 
 
 def test_the_earlier_of_the_jobs_end_and_the_walltime_counts(monkeypatch: pytest.MonkeyPatch) -> None:
