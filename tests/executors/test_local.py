@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -107,6 +108,27 @@ def test_a_worker_that_cannot_even_start_is_not_tried_again_and_the_end_of_its_s
     assert not deaths(out)
 
 
+ENDS_SIX_TIMES = """
+import pathlib, sys
+flight, lives = map(pathlib.Path, sys.argv[1:])
+flight.parent.mkdir(exist_ok=True)
+flight.write_text('{"finished": true}\\n')
+with lives.open("a") as file:
+    file.write(".")
+sys.exit(0 if lives.stat().st_size > 6 else 70)
+"""
+
+
+def test_deaths_between_which_rows_are_finished_end_no_run_however_many(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job_of(tmp_path / "out"))
+
+    def command(worker: str) -> list[str]:
+        return [sys.executable, "-c", ENDS_SIX_TIMES, str(run.flight_file(worker)), str(tmp_path / "lives")]
+
+    tend_to_the_end(LocalWorkers(run, command, [{}], first_pause_s=0.01))
+    assert deaths(tmp_path / "out") == {"exit status 70": 6} and DEATHS_IN_A_ROW < 6
+
+
 def test_killing_workers_by_hand_convicts_nobody(tmp_path: Path) -> None:
     out = tmp_path / "out"
     workers = workers_on(out, 120, 40, "--step-s", "0.02", count=2)
@@ -182,6 +204,27 @@ def test_a_worker_that_is_frozen_for_good_is_replaced(tmp_path: Path) -> None:
     assert frozen is not None and frozen.returncode == -signal.SIGKILL
     assert "worker_frozen" in [event["event"] for event in read_events(run)]
     assert results(out) == oracle(rows_of(120), job_of(out))
+
+
+SAYS_WHERE_IT_IS = """
+import json, os, pathlib, sys
+known = [os.environ["CUDA_VISIBLE_DEVICES"], os.getsid(0) == os.getpid()]
+pathlib.Path(sys.argv[1]).write_text(json.dumps(known))
+"""
+
+
+def test_each_worker_has_the_gpu_that_it_was_given_and_a_session_that_ctrl_c_does_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm names all GPUs of an element in its environment."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    run, _ = enter(tmp_path / "out", job_of(tmp_path / "out"))
+
+    def command(worker: str) -> list[str]:
+        return [sys.executable, "-c", SAYS_WHERE_IT_IS, str(tmp_path / f"{worker}.json")]
+
+    tend_to_the_end(LocalWorkers(run, command, [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in "23"]))
+    assert sorted(json.loads(path.read_text()) for path in tmp_path.glob("*.json")) == [["2", True], ["3", True]]
 
 
 def has_a_shard(run: RunDir, worker: str) -> bool:

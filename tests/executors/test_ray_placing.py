@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bulkrun.errors import ExecutorError
+from bulkrun.errors import ExecutorError, RunError
 from bulkrun.executors import head_watch, ray_cluster
-from bulkrun.executors.ray_cluster import RayWorkers
+from bulkrun.executors.ray_cluster import RayWorkers, WorkerHost
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
+from tests.waiting import wait_until
 
 
 class Actor:
@@ -108,6 +110,49 @@ def test_a_worker_that_ray_gives_up_is_said_with_what_to_do(
     ray.done, ray.get = ["work"], lost
     with pytest.raises(ExecutorError, match=said):
         running.tend()
+
+
+def test_a_stop_ends_every_actor_and_tells_what_kept_one_from_saving(ray: SimpleNamespace, tmp_path: Path) -> None:
+    killed: list[object] = []
+
+    def kill(actor: Actor) -> None:
+        killed.append(actor)
+        raise ray.exceptions.RayError("it has died")
+
+    running = workers(tmp_path, [], address="auto")
+    ray.kill, ray.get, ray.done = kill, lambda call: ("RunError", "the disk is full"), ["work"]
+    assert [(type(error), str(error)) for error in running.stop()] == [(RunError, "the disk is full")] * 3
+    assert len(killed) == 3
+
+
+NEVER_SAVES = """
+import pathlib, signal, sys
+from bulkrun.errors import RunError
+from bulkrun.executors.child_errors import ErrorChannel
+channel = ErrorChannel()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(channel.tell(RunError("the disk is full"))))
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    signal.pause()
+"""
+
+
+def test_an_actor_tells_what_kept_its_worker_from_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "where the job is").mkdir()
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", NEVER_SAVES, "begun"]
+    host = WorkerHost(RunDir(tmp_path / "out"), lambda *_: command, str(tmp_path / "where the job is"))
+
+    def stop_once_begun() -> None:
+        try:
+            wait_until((tmp_path / "where the job is/begun").exists, "the worker")
+        finally:
+            host.stop()
+
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(stop_once_begun)
+        assert host.work() == ("RunError", "the disk is full")
+        stopping.result()
 
 
 def test_workers_that_lost_their_place_are_said_too(
