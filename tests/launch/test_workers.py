@@ -22,7 +22,6 @@ from bulkrun.executors.child_errors import received
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
-from bulkrun.launch.processes.worker import allow_open_files
 from tests.job.small_runs import enter, job
 from tests.job.without_model import without_model
 from tests.processor import has_gpu_driver
@@ -197,6 +196,50 @@ def test_a_process_of_a_run_that_was_replaced_does_not_work_on_its_successor(fol
     assert not read_workers(run)
 
 
+FAILING = """
+import errno, os, resource, signal, sys
+from pathlib import Path
+from bulkrun.errors import RunError
+from bulkrun.job.work.engine_runner import EngineLost
+from bulkrun.launch.processes import {module}
+from bulkrun.launch.processes.supervisor import Supervisor
+
+def fail(*_):
+    raise {error}
+
+{module}.read_own_record = fail
+"""
+BEGIN = {
+    "worker": 'sys.exit(worker.main(["out", "--id", "w", "--supervisor", str(os.getppid()), "--run-id", "r"]))',
+    "planner": 'planner.main(Path("out"), "r", Supervisor(os.getppid()))',
+}
+
+
+@pytest.mark.parametrize("module", ["worker", "planner"])
+def test_a_disk_that_a_process_cannot_read_is_told_with_its_file_and_no_traceback(tmp_path: Path, module: str) -> None:
+    done = fails_with(tmp_path, module, 'OSError(errno.EIO, "no", "/runs/run.json")')
+    assert done.returncode == 1 and done.stderr == ""
+    assert str(received(done.stdout)).startswith("/runs/run.json: Input/output error; the disk")
+
+
+def test_a_worker_whose_engine_is_lost_ends_such_that_another_one_takes_its_place(tmp_path: Path) -> None:
+    done = fails_with(tmp_path, "worker", 'EngineLost("an illegal memory access")')
+    assert done.returncode == os.EX_SOFTWARE and received(done.stdout) is None
+    assert "an illegal memory access" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_worker_that_crashes_leaves_in_its_log_where_it_was(tmp_path: Path) -> None:
+    done = fails_with(tmp_path, "worker", "os.kill(os.getpid(), signal.SIGSEGV)")
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr and "in fail" in done.stderr
+
+
+def fails_with(folder: Path, module: str, error: str) -> subprocess.CompletedProcess[str]:
+    """A process of a run that meets the error as it begins."""
+    code = FAILING.format(module=module, error=error) + BEGIN[module]
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
 def test_a_cancel_reaches_a_submit_that_is_still_starting_and_no_later_one(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -266,11 +309,11 @@ def test_a_worker_without_a_run_says_so(folder: Path, bulkrun: Callable[..., sub
     assert parent.returncode == 1
 
 
-def test_a_worker_may_open_all_the_files_that_it_is_allowed() -> None:
+def test_a_worker_may_open_all_the_files_that_it_is_allowed(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
-        allow_open_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+        done = fails_with(tmp_path, "worker", "RunError(resource.getrlimit(resource.RLIMIT_NOFILE))")
+        assert str(received(done.stdout)) == str((before[1], before[1]))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from bulkrun.launch.processes.signals import DRAIN_SIGNALS, drain_on_signal
 
 SCRIPT = """
 import sys, time
@@ -183,6 +186,17 @@ with drain_on_signal():
     assert process.wait(20) == 130
 
 
+def test_beside_the_main_thread_signals_are_left_to_their_owner() -> None:
+    def handlers_while_it_runs() -> list[object]:
+        with drain_on_signal() as drain:
+            drain.started()
+            return [signal.getsignal(number) for number in DRAIN_SIGNALS]
+
+    before = [signal.getsignal(number) for number in DRAIN_SIGNALS]
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(handlers_while_it_runs).result() == before
+
+
 def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
     script = SCRIPT.replace(
         "        while not drain.should_stop():\n            time.sleep(0.01)\n",
@@ -337,6 +351,23 @@ def test_under_nohup_a_hangup_is_no_matter() -> None:
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=20)[0] == "SIGTERM\n", "of two that are heard the hangup comes first"
+
+
+def test_under_nohup_a_command_that_saves_nothing_goes_on_too() -> None:
+    script = """
+import time
+from bulkrun.launch.processes.signals import end_on_signal
+end_on_signal()
+print("ready", flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
 
 
 def test_a_terminal_that_closed_does_not_end_the_saving() -> None:

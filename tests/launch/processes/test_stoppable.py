@@ -33,11 +33,21 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_cancelled_command_ends_the_slurm_job_that_would_start_it_again(run: RunDir, ended: list[str]) -> None:
-    said: list[str] = []
-    with pytest.raises(Interrupted, match="saved"), stoppable(run, said.append):
+    with pytest.raises(Interrupted, match="saved"), stoppable(run, ended.append):
         request_cancel(run)
         raise Interrupted("saved")
-    assert ended == ["7"] and said == ["stopped by bulkrun cancel: Slurm job 7 is taken out of the queue"]
+    assert ended == ["stopped by bulkrun cancel: Slurm job 7 is taken out of the queue", "7"], "said before the end"
+
+
+def test_a_job_that_does_not_come_back_goes_on_with_what_else_its_owner_does_there(
+    run: RunDir, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interactive one, or a script of several commands."""
+    monkeypatch.setattr(Allocation, "comes_back", lambda job: False)
+    with pytest.raises(Interrupted, match="saved"), stoppable(run, ended.append):
+        request_cancel(run)
+        raise Interrupted("saved")
+    assert ended == []
 
 
 def test_a_job_that_is_warned_of_its_end_comes_back(run: RunDir, ended: list[str]) -> None:

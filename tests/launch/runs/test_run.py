@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bulkrun.errors import BulkrunError, Interrupted
+from bulkrun.data.storage.durable import replace_json
+from bulkrun.errors import BulkrunError, Interrupted, RunError
+from bulkrun.executors.allocation import Allocation
 from bulkrun.job.store.cancel import CancelWatch, request_cancel
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.job.work.delivery import is_delivered
 from bulkrun.launch.processes.signals import DrainOnSignal
 from bulkrun.launch.runs import run as module
 from bulkrun.launch.runs.run import join, run_to_end
-from tests.job.bucket_runs import start_bucket_run
+from tests.job.bucket_runs import bucket_job, start_bucket_run
 from tests.job.small_runs import enter, job, make_rows, start
 from tests.s3_server import Bucket
 
@@ -89,6 +96,109 @@ def test_a_cancel_that_a_worker_hears_first_is_not_taken_for_a_time_limit(
         run_to_end(Prepared(run, spec), record, NoView(), drain)  # type: ignore[arg-type]
 
 
+class Stopped(Frozen):
+    """Workers that have ended."""
+
+    def tend(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("received", "is_cancelled", "takes", "next_turn"),
+    [
+        (None, False, True, "Slurm starts it again"),
+        ("SIGUSR1", False, True, "Slurm starts it again"),
+        ("SIGUSR1", False, False, "run the same command again to continue"),
+        ("SIGUSR1", True, True, None),
+        ("SIGTERM", False, True, None),  # scancel
+        ("SIGINT", False, True, None),
+    ],
+)
+def test_slurm_is_asked_for_another_turn_where_time_ran_out_and_nobody_stopped_the_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    received: str | None,
+    is_cancelled: bool,
+    takes: bool,
+    next_turn: str | None,
+) -> None:
+    run, record = enter(tmp_path / "out", spec := job(tmp_path / "out"))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
+    happened: list[str] = []
+    monkeypatch.setattr(Allocation, "requeue", lambda job: happened.append(f"asked for {job.job_id}") or takes)
+    view, drain = NoView(), DrainOnSignal()
+    monkeypatch.setattr(view, "phase", happened.append)
+    drain.cancel = CancelWatch(run)
+
+    class StoppedBy(Frozen):
+        def tend(self) -> bool:
+            drain.received = received
+            if is_cancelled:
+                request_cancel(run)
+            return False
+
+    monkeypatch.setattr(module, "_make_workers", lambda *_: StoppedBy())
+    with pytest.raises(Interrupted, match=next_turn or "run the same command again to continue"):
+        run_to_end(Prepared(run, spec), record, view, drain)  # type: ignore[arg-type]
+    told = [what for what in happened if " 7" in what]
+    assert [what.rpartition(": ")[2] for what in told] == (
+        ["asking Slurm to start job 7 again", "asked for 7"] if next_turn else []
+    )
+
+
+def test_what_workers_that_had_to_be_ended_did_not_bring_to_the_bucket_is_brought(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run, whole = RunDir(tmp_path / "s"), bucket.list()
+    run.delivered.unlink()
+    bucket.files.rm_file(f"{bucket.name}/out/_SUCCESS")
+    monkeypatch.setattr(module, "_make_workers", lambda *_: Stopped())
+    spec = bucket_job(bucket.url("out"), run.root)
+    run_to_end(Prepared(run, spec), read_record(run), NoView(), DrainOnSignal())  # type: ignore[arg-type]
+    assert bucket.list() == whole
+
+
+def test_what_an_attempt_that_failed_left_goes_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each attempt would eat a little of what is freed."""
+    run, record = enter(tmp_path / "out", spec := job(tmp_path / "out"))
+    dead = WorkerState(replace(Worker.this_process("dead"), started="before"), 3, "runner")
+    replace_json(run.worker_file("dead"), asdict(dead))
+    monkeypatch.setattr(module, "_make_workers", lambda *_: Stopped())
+    with pytest.raises(Interrupted):
+        run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]
+    assert not run.worker_file("dead").exists()
+
+
+def test_a_planner_does_not_go_on_without_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program that goes on, as a notebook does."""
+    run, record = enter(tmp_path / "out", spec := job(tmp_path / "out"))
+    monkeypatch.setattr(module, "_make_workers", lambda *_: Stopped())
+    with subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, text=True) as child:
+        monkeypatch.setattr("bulkrun.launch.processes.planner.subprocess.Popen", lambda *_, **__: child)
+        with pytest.raises(Interrupted):
+            run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]
+        ended = child.returncode
+        child.kill()
+    assert ended == -signal.SIGTERM
+
+
+def test_a_worker_that_could_not_save_is_no_run_that_was_stopped_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unsaved(Stopped):
+        def stop(self, grace_s: float) -> list[BulkrunError]:
+            return [RunError("the disk is full")]
+
+    run, record = enter(tmp_path / "out", spec := job(tmp_path / "out"))
+    monkeypatch.setattr(module, "_make_workers", lambda *_: Unsaved())
+    with pytest.raises(RunError, match="the disk is full"):
+        run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("walltime", "end", "why"),
     [
@@ -108,19 +218,19 @@ def test_workers_that_end_early_had_a_time_limit_only_where_there_is_one(
         monkeypatch.setenv("SLURM_JOB_END_TIME", end)
         monkeypatch.setattr("bulkrun.executors.allocation._say", lambda *_: None)
 
-    class Stopped(Frozen):
-        def tend(self) -> bool:
-            return False
-
     monkeypatch.setattr(module, "_make_workers", lambda *_: Stopped())
     with pytest.raises(Interrupted, match=f"stopped by {why}"):
         run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]
 
 
-def test_a_worker_that_comes_after_the_end_brings_what_the_bucket_lacks(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_worker_that_comes_after_the_end_brings_what_the_bucket_lacks(
+    bucket: Bucket, tmp_path: Path, is_known: bool
+) -> None:
     start_bucket_run(tmp_path / "s", bucket.url("out"))
     run = RunDir(tmp_path / "s")
-    run.delivered.unlink()  # as a kill right after the last upload leaves it
+    if is_known:
+        run.delivered.unlink()  # as a kill right after the last upload leaves it
     bucket.files.rm_file(f"{bucket.name}/out/_SUCCESS")
     assert not join(run.root, None, NoView()).worked
     assert is_delivered(run) and "out/_SUCCESS" in bucket.list()
