@@ -20,7 +20,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.launch.runs import control
 from bulkrun.launch.runs.control import cancel_run, status_with_queue, statuses_with_queue
-from tests.job.small_runs import enter, job
+from tests.job.small_runs import enter, job, make_rows, start
 
 
 def test_a_cancel_promises_nothing_for_those_that_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +35,17 @@ def test_a_cancel_promises_nothing_for_those_that_are_silent(tmp_path: Path, mon
     (run.workers / "here.json").unlink()
     said = CliRunner().invoke(main, ["cancel", str(run.root)]).stderr
     assert "may stop late or not at all: away" in said and "within seconds" not in said
+
+
+def test_a_cancel_names_who_works_on_a_change_of_a_finished_run(tmp_path: Path) -> None:
+    start(tmp_path / "out", make_rows(5), job(tmp_path / "out"))
+    run = RunDir(tmp_path / "out")
+    assert cancel_run(run).finished
+    enter(run.staged.root, job(run.staged.root))
+    here = WorkerState(Worker.this_process("w"), 3, "supervisor")
+    replace_json(run.staged.worker_file("w"), asdict(here))
+    stopped = cancel_run(run)
+    assert (stopped.workers, stopped.finished) == (["w"], False)
 
 
 def test_a_run_that_nobody_works_on_while_its_array_is_in_the_queue_is_queued(
@@ -95,7 +106,8 @@ def test_a_run_whose_array_was_ended_from_outside_says_how(
     run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
     beaten(run, 600)
     run.slurm.mkdir()
-    append_line(run.slurm_jobs, b'{"job_id": "7", "script": "s.sh", "name": "bulkrun-q"}')
+    for job_id in ("6", "7"):  # the last one counts
+        append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": "s.sh", "name": "bulkrun-q"}).encode())
     words = [f"JobId=7 JobName=bulkrun-q UserId=u(1) JobState={state} Reason=x" for state in ("COMPLETED", shown)]
     programs = {
         "squeue": "true",
@@ -111,6 +123,25 @@ def test_a_run_whose_array_was_ended_from_outside_says_how(
     status, _ = status_with_queue(run)
     assert status.state == ("interrupted" if ended else "stalled")
     assert ended is None or ended in (status.message or "")
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "state"),
+    [("another", {}, "stalled"), ("bulkrun-q", {"ended": "failed", "message": "no such model"}, "failed")],
+)
+def test_how_slurm_ended_another_job_of_that_id_or_one_whose_worker_said_why_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, said: dict[str, str], state: str
+) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    beaten(run, 600, **said)
+    run.slurm.mkdir()
+    append_line(run.slurm_jobs, b'{"job_id": "7", "script": "s.sh", "name": "bulkrun-q"}')
+    words = f"JobId=7 JobName={shown} UserId=u(1) JobState=FAILED Reason=x"
+    for name, body in {"squeue": "true", "scontrol": f"echo '{words}'", "sacct": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert status_with_queue(run)[0].state == state
 
 
 def test_a_queue_that_cannot_be_asked_is_said_and_a_cancel_says_whom_it_did_not_reach(

@@ -25,11 +25,11 @@ from bulkrun.job.store.cancel import CancelWatch, request_cancel
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
-from bulkrun.launch.preparation.prepare import prepare
+from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.python_api.run_job import run_job
 from bulkrun.launch.runs import queue, queue_turn
 from bulkrun.launch.runs.preview import check_job
-from bulkrun.launch.runs.run import join
+from bulkrun.launch.runs.run import Submitted, join
 from bulkrun.launch.runs.submission import Submission
 from bulkrun.launch.runs.submit import submit_job
 from tests.job.bucket_runs import start_bucket_run
@@ -55,9 +55,11 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
     return job_of({"name": "q", "model": "bundled:tiny", **sections})
 
 
-@pytest.mark.parametrize(("gpus", "workers"), [("", 1), ("3", 1), ("0,1", 2)])
+@pytest.mark.parametrize(
+    ("gpus", "device", "workers"), [("", "auto", 1), ("3", "auto", 1), ("0,1", "auto", 2), ("0,1", "cpu", 1)]
+)
 def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpus(
-    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, gpus: str, workers: int
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, gpus: str, device: str, workers: int
 ) -> None:
     submitted: list[JobSpec] = []
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -65,22 +67,23 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
     monkeypatch.setattr("bulkrun.launch.runs.submit.submit", lambda asked, view: submitted.append(asked.spec))
-    submit_job(Submission(spec=spec), NoView())
+    submit_job(Submission(spec=spec.with_keys(engine={"device": device})), NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
 
 
 @pytest.mark.parametrize(("asked", "gpus", "workers"), [(None, "", 1), (None, "0,1", 2), (3, "0,1,2,3", 3)])
-def test_who_helps_with_a_slurm_run_by_hand_is_one_more_element(
+def test_who_helps_with_a_slurm_run_by_hand_is_one_more_element_where_the_run_lies_now(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch, asked: int | None, gpus: str, workers: int
 ) -> None:
     prepared = prepare(spec)
     prepared.enter(prepared.record(None), resume_anyway=False)
-    joined: list[JobSpec] = []
+    Path("out").rename("moved")
+    joined: list[PreparedJob] = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
-    monkeypatch.setattr("bulkrun.launch.runs.run.run_to_end", lambda prepared, *_: joined.append(prepared.spec))
-    join(Path("out"), asked, NoView())
-    assert [one.run.workers for one in joined] == [workers]
+    monkeypatch.setattr("bulkrun.launch.runs.run.run_to_end", lambda prepared, *_: joined.append(prepared))
+    join(Path("moved"), asked, NoView())
+    assert [(one.spec.run.workers, one.run.root) for one in joined] == [(workers, Path("moved"))]
 
 
 def test_on_a_login_node_without_slurm_it_says_so_and_leaves_no_run_behind(
@@ -117,6 +120,51 @@ def test_old_results_come_back_when_slurm_refuses_a_fresh_start(
         submit_job(Submission(spec=spec, fresh=True), NoView())
     assert sorted(path.name for path in Path("out").iterdir()) == before and "_SUCCESS" in before
     assert not list(Path().glob("out.*"))
+
+
+def test_a_query_is_left_to_the_array_for_it_may_take_long(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    programs(tmp_path / "bin", monkeypatch, sbatch="echo 7")
+    done = submit_job(Submission(spec=spec.with_keys(input={"sql": "SELECT nothing FROM input"})), NoView())
+    assert isinstance(done, queue.Queued) and done.new
+
+
+def test_a_submit_that_is_cancelled_while_it_checks_puts_nothing_into_the_queue(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled_meanwhile(run: RunDir) -> list[QueuedJob]:
+        request_cancel(run)
+        return []
+
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(queue, "queued_jobs", cancelled_meanwhile)
+    monkeypatch.setattr(queue, "submit_array", lambda *_: pytest.fail("it is in the queue"))
+    with pytest.raises(Interrupted, match="by bulkrun cancel before anything was put into the queue"):
+        submit_job(Submission(spec=spec), NoView())
+
+
+def test_a_run_whose_array_slurm_may_have_stays_for_it(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    taken = f'echo "7|7|7_0|PENDING||None|bulkrun-q|$PWD|$2" > {tmp_path}/queue'
+    lost = f"{taken}; echo 'Socket timed out on send/recv operation' >&2; exit 1"
+    programs(tmp_path / "bin", monkeypatch, sbatch=lost, squeue=f"cat {tmp_path}/queue")
+    with pytest.raises(ExecutorError, match="may be in the queue all the same: the same command looks there first"):
+        submit_job(Submission(spec=spec), NoView())
+    again = submit_job(Submission(spec=spec), NoView())
+    assert isinstance(again, queue.Queued) and (again.job_id, again.new) == ("7", False)
+
+
+def test_a_finished_run_is_not_put_into_the_queue(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with one_process():
+        submit_job(Submission(spec=spec.with_keys(run={"executor": "local", "workers": 1})), NoView())
+    monkeypatch.setattr(queue, "submit_array", lambda *_: pytest.fail("it is in the queue"))
+    done = submit_job(Submission(spec=spec), NoView())
+    assert isinstance(done, Submitted) and not done.worked
 
 
 def test_run_job_goes_where_the_jobs_executor_says(
@@ -168,6 +216,16 @@ def test_a_signal_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
         queue.wait_for(queue.Queued(RunDir(run.root), "7", new=True), NoView())
 
 
+def test_a_submit_that_is_to_wait_stays_with_its_array(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(queue, "_LOOK_EVERY_S", 0.001)
+    programs(tmp_path / "bin", monkeypatch, sbatch="echo 7", squeue="true")
+    with pytest.raises(ExecutorError, match="job 7 left the queue before the run was finished"):
+        submit_job(Submission(spec=spec), NoView(), wait=True)
+
+
 def test_waiting_ends_when_the_bucket_is_complete_not_before(bucket: Bucket, tmp_path: Path) -> None:
     start_bucket_run(tmp_path / "s", bucket.url("out"))
     run, whole = RunDir(tmp_path / "s"), bucket.list()
@@ -204,7 +262,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_once(
     unfinished: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter(["there", None, None, None, "there", "gone", None, "gone"])
+    answers = iter(["there", None, None, None, "there", "gone", "there", "gone", None, "gone"])
 
     def asked(run: RunDir) -> list[QueuedJob]:
         if (answer := next(answers)) is None:
