@@ -31,6 +31,7 @@ from bulkrun.launch.runs.submission import Submission
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, Silent, after, rows_of, stop_at, whole
+from tests.s3_server import Bucket
 
 
 @pytest.fixture
@@ -169,6 +170,17 @@ def test_a_full_disk_while_the_input_is_compared_is_named_and_nothing_stays_ther
             nights.submit()
     assert not RunDir(nights.out).staged.root.exists()
     assert nights.submit().worked
+
+
+def test_a_night_that_has_nothing_to_run_brings_what_its_bucket_lacks(nights: Nights, bucket: Bucket) -> None:
+    nights.settings |= {"output__path": bucket.url("out"), "output__state": str(nights.out)}
+    nights.write(rows_of(3))
+    nights.submit()
+    whole = bucket.list()
+    RunDir(nights.out).delivered.unlink()
+    bucket.files.rm_file(f"{bucket.name}/out/_SUCCESS")
+    done = nights.submit()
+    assert (done.worked, done.uploaded) == (False, 0) and bucket.list() == whole
 
 
 def test_results_that_have_no_keys_are_not_taken_for_a_night(nights: Nights) -> None:

@@ -160,6 +160,20 @@ def test_a_run_that_is_not_finished_is_not_retried(nights: Nights) -> None:
         nights.retry()
 
 
+@pytest.mark.parametrize(("overrides", "limit"), [((), 1.0), (("run.max_error_rate=0.25",), 0.25)])
+def test_rows_that_failed_may_all_fail_again_unless_the_retry_says_less(
+    nights: Nights, overrides: tuple[str, ...], limit: float
+) -> None:
+    nights.settings["run__max_error_rate"] = 0.5
+    nights.write(rows_of(6))
+    fail_requests(nights, "2:0")
+    nights.submit()
+    nights.refuse = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        nights.retry(*overrides)
+    assert read_record(RunDir(nights.out).staged).job["run"]["max_error_rate"] == limit
+
+
 @pytest.mark.parametrize(
     ("override", "error", "said"),
     [

@@ -19,12 +19,14 @@ from click.testing import CliRunner, Result
 from bulkrun.cli import main
 from bulkrun.data.inputs.reader import Dataset, open_input
 from bulkrun.data.storage.durable import temporary, write_new_json
-from bulkrun.errors import ResumeError, RunError
+from bulkrun.errors import Interrupted, ResumeError, RunError
+from bulkrun.executors.child_errors import received
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.plan.planner import dry_plan
+from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
-from bulkrun.job.store.workers import Worker, read_workers
+from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
 from bulkrun.job.views.listing import statuses
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
 from bulkrun.launch.processes.planner import PlannerProcess, plan_run
@@ -157,6 +159,17 @@ def test_a_walltime_that_ends_before_the_first_step_is_said(folder: Path) -> Non
         result.exit_code == 75
         and "0 rows are done and saved; run.walltime, 1 s, leaves no time after start" in result.stderr
     )
+
+
+def test_an_allocation_that_ends_before_the_first_step_is_said_as_a_walltime_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))  # no Slurm to ask
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1))
+    result = submit_with_processes()
+    said = "0 rows are done and saved; the allocation's time leaves no time after start"
+    assert result.exit_code == 75 and said in result.stderr, result.stderr
 
 
 def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
@@ -325,6 +338,7 @@ def test_hopeless_rows_stop_the_job_at_max_error_rate(folder: Path) -> None:
 def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
     planner = PlannerProcess(RunDir(tmp_path / "no-run"), "none")
     assert planner._child is not None
+    assert os.getsid(planner._child.pid) == planner._child.pid, "Ctrl-C in a terminal is the supervisor's alone"
     planner._child.kill()
     planner._child.wait()
     with pytest.raises(RunError, match="planner"):
@@ -426,6 +440,8 @@ def test_a_start_that_fails_on_its_input_leaves_no_run(folder: Path) -> None:
     assert submit("prompt.template='{{ sorce }}'").exit_code == 2
     assert not (folder / "out").exists()
     (folder / "out").mkdir()
+    assert submit("prompt.template='{{ sorce }}'").exit_code == 2
+    assert list((folder / "out").iterdir()) == []
     (folder / "out/.keep").touch()
     assert submit("prompt.template='{{ sorce }}'").exit_code == 2
     assert [path.name for path in (folder / "out").iterdir()] == [".keep"]
@@ -510,6 +526,27 @@ def test_a_planner_whose_supervisor_was_killed_before_it_could_look_does_nothing
     command = [sys.executable, "-m", "bulkrun.launch.processes.planner", "out", run_id, str(os.getppid())]
     assert subprocess.run(command, check=False).returncode == 75
     assert not prepared.run.plan_complete.exists() and not read_workers(prepared.run)
+
+
+def test_a_planner_that_stands_by_ends_when_it_is_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare(load_job(folder / "job.yaml"))
+    run, record = prepared.run, open_run(prepared.run, prepared.record(None))
+    assert Claims(run, Worker.this_process(), LifeWatch(run)).take("plan")
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(Interrupted):
+        plan_run(run, record, prepared, Worker.this_process(), should_stop=lambda: True)
+
+
+def test_a_planner_whose_model_was_replaced_meanwhile_plans_nothing(folder: Path) -> None:
+    """Rows of another tokenizer would stay in the plan when the model is brought back."""
+    shutil.copytree(BUNDLED_ROOT / "tiny", folder / "model")
+    prepared = prepare(load_job(folder / "job.yaml", ["model=model"]))
+    run_id = open_run(prepared.run, prepared.record(None)).run_id
+    (folder / "model/tokenizer.json").write_text((folder / "model/tokenizer.json").read_text() + "\n")
+    command = [sys.executable, "-m", "bulkrun.launch.processes.planner", "out", run_id, str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4 and "the model is no longer the one" in str(received(done.stdout)), done.stderr
+    assert not prepared.run.planned_shards()
 
 
 def test_what_the_models_generation_config_asks_in_vain_is_said_once(folder: Path) -> None:
