@@ -46,11 +46,12 @@ def test_absent_keys_have_transformers_defaults() -> None:
 NEEDED: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "CodeGenForCausalLM": {"rotary_dim": 8},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "FalconH1ForCausalLM": {"mamba_n_heads": 8},
     "GPTJForCausalLM": {"rotary_dim": 8},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
-    "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 6},
     "HeliumForCausalLM": {"num_attention_heads": 20, "hidden_size": 640},
     "JambaForCausalLM": {"num_hidden_layers": 6},
     "KimiLinearForCausalLM": {"num_hidden_layers": 6},
@@ -83,11 +84,24 @@ WITHOUT_OWN_EPS = {"olmo": 1e-5}  # transformers has it in its code
 KV_HEADS = {"falcon": 1, "gptj": 32, "codegen": 32, "gpt_neox": 32, "nemotron": 32}  # where transformers names none
 
 
+def sizes_of(name: str) -> dict[str, Any]:
+    """A file that leaves out what it can, of layers enough for all that comes back every so many."""
+    sizes = {key: value for key, value in LLAMA.items() if key not in ("architectures", "num_key_value_heads")}
+    sizes |= {"hidden_size": 512, "num_attention_heads": 32, "pad_token_id": 0, "num_hidden_layers": 12}
+    return sizes | NEEDED.get(name, {})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_file_leaves_out_is_what_transformers_writes_for_it(name: str) -> None:
+    """Windows, multipliers, biases, experts: all that `test_sizes_that_a_file_leaves_out` does not ask for by name."""
+    sizes, named = sizes_of(name), {"architectures": [name]}
+    written = getattr(transformers, name).config_class(**sizes).to_dict()
+    assert read(sizes | named) == dataclasses.replace(read(written | named), eos_token_ids=())
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> None:
-    sizes = {key: value for key, value in LLAMA.items() if key not in ("architectures", "num_key_value_heads")}
-    sizes |= {"hidden_size": 512, "num_attention_heads": 32, "pad_token_id": 0, "num_hidden_layers": 4}
-    sizes |= NEEDED.get(name, {})
+    sizes = sizes_of(name)
     theirs = getattr(transformers, name).config_class(**sizes)
     ours = read(sizes | {"architectures": [name]})
     has_attention = any(ours.attends)
