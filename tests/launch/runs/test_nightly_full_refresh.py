@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from bulkrun.errors import ResumeError
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.update import merge
+from bulkrun.job.update.staging import begin_merge
 from tests.launch.nights import Nights, rows_of, stop_at, whole
 
 
@@ -33,6 +36,28 @@ def test_a_full_refresh_of_many_nights_runs_each_row_once_whatever_the_input_doe
     assert 0 < nights.ran <= 63 - 3 * (15 - 5), "of each night but what a kill finds in the engine"
     assert set(nights.results()) == {row["id"] for row in rows_of(63)}
     assert not nights.submit(**changed).worked
+    whole(nights)
+
+
+def test_a_refresh_that_was_killed_while_it_merged_is_not_undone_by_a_night_with_the_settings_of_before(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {"sampling__max_tokens": 5}
+    nights.write(rows_of(9))
+    nights.submit()
+
+    def killed(run: RunDir) -> list[int]:
+        begin_merge(run)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as meanwhile, pytest.raises(KeyboardInterrupt):
+        meanwhile.setattr(merge, "begin_merge", killed)
+        nights.submit(flags={"full_refresh": True}, **changed)
+    with pytest.raises(ResumeError, match=r"sampling\.max_tokens"):
+        nights.submit()
+    assert nights.ran == 0 and not nights.submit(**changed).worked
+    answers = {name: row["response"] for name, row in nights.results().items()}
+    assert answers == {row["id"]: nights.expected(row["id"], row["text"], **changed) for row in rows_of(9)}
     whole(nights)
 
 
