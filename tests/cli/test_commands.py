@@ -171,6 +171,7 @@ def test_a_query_as_json_has_no_nan_and_readable_intervals_and_bytes(folder: Pat
             ("submit", "job.yaml", "--fresh", "--resume-anyway"),
             "--fresh starts from the beginning and --resume-anyway continues",
         ),
+        (("submit", "job.yaml", "--full-refresh"), "--full-refresh is for jobs with run.incremental: true"),
         (("submit", "job.yaml", "--wait"), "--wait is only for Slurm"),
         (("submit", "job.yaml", "--wait", "--executor", "ray"), "run.executor ray, submit always waits"),
     ],

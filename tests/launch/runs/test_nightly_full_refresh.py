@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from bulkrun.errors import ResumeError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import merge
 from bulkrun.job.update.staging import begin_merge
-from tests.launch.nights import Nights, rows_of, stop_at, whole
+from bulkrun.launch.runs import nightly
+from tests.launch.nights import Nights, after, rows_of, stop_at, whole
 
 
 @pytest.fixture
@@ -58,6 +60,18 @@ def test_a_refresh_that_was_killed_while_it_merged_is_not_undone_by_a_night_with
     assert nights.ran == 0 and not nights.submit(**changed).worked
     answers = {name: row["response"] for name, row in nights.results().items()}
     assert answers == {row["id"]: nights.expected(row["id"], row["text"], **changed) for row in rows_of(9)}
+    whole(nights)
+
+
+def test_a_night_that_waited_for_a_refresh_is_held_against_its_settings(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(9))
+    nights.submit()
+    refresh = partial(nights.submit, flags={"full_refresh": True}, sampling__max_tokens=5)
+    monkeypatch.setattr(nightly, "hold", after(refresh, monkeypatch))
+    with pytest.raises(ResumeError, match=r"sampling\.max_tokens"):
+        nights.submit()
     whole(nights)
 
 
