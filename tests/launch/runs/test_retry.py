@@ -20,6 +20,7 @@ from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.store.run_totals import RunTotals
+from bulkrun.job.update.staging import begin_merge
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import _Delivery, is_delivered
@@ -307,6 +308,26 @@ def test_discard_begins_another_retry(nights: Nights) -> None:
     fail_requests(nights)
     nights.retry(begin_anew=True)
     assert nights.results()["r2"]["response"] == nights.expected("r2", "text 2")
+
+
+def test_discard_throws_nothing_away_of_a_retry_that_was_killed_while_it_merged(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(6))
+    fail_requests(nights, "2:0")
+    nights.submit()
+    fail_requests(nights)
+
+    def killed(run: RunDir) -> list[int]:
+        begin_merge(run)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as meanwhile, pytest.raises(KeyboardInterrupt):
+        meanwhile.setattr("bulkrun.job.update.merge.begin_merge", killed)
+        nights.retry("sampling.max_tokens=4")
+    assert not nights.retry(begin_anew=True).worked and nights.ran == 0
+    assert nights.results()["r2"]["response"] == nights.expected("r2", "text 2", sampling__max_tokens=4)
+    whole(nights)
 
 
 def test_a_retry_after_success_was_lost_and_found_again_by_the_plan_keeps_its_answers(nights: Nights) -> None:
