@@ -44,11 +44,13 @@ class ObjectPrefix:
 
     def list(self) -> dict[str, str]:
         """The name of every object -> its ETag. Empty objects that stand for folders are left out."""
+        start = f"{self._bucket}/{self._key}"
         with self._request("listing", ""):
-            found = self._files.find(f"{self._bucket}/{self._key}", detail=True)
-        start = len(f"{self._bucket}/{self._key}")
+            found = self._files.find(start, detail=True)
         objects = {name: entry for name, entry in found.items() if entry["type"] == "file" and not name.endswith("/")}
-        return {name[start:]: entry["ETag"].strip('"') for name, entry in objects.items()}
+        # Where nothing is below the prefix, s3fs finds the object of the prefix's own name, which is beside it.
+        below = {name: entry for name, entry in objects.items() if name.startswith(start)}
+        return {name.removeprefix(start): entry["ETag"].strip('"') for name, entry in below.items()}
 
     def parents(self) -> Iterator[ObjectPrefix]:
         """The prefixes that this one lies in, the bucket's root last."""

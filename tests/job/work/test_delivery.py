@@ -222,8 +222,16 @@ def test_a_prefix_with_somebody_elses_objects_is_refused_before_anything_runs(
 def test_a_neighbour_that_begins_alike_is_not_in_the_way(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("out2/other.parquet", b"mine")
     bucket.put("output", b"mine")
+    bucket.put("out", b"mine")
     start_bucket_run(tmp_path / "s", bucket.url("out"))
-    assert bucket.list("out/") == WHOLE
+    assert bucket.list("out/") == WHOLE and bucket.get("out") == b"mine"
+
+
+def test_an_empty_object_that_stands_for_the_folder_is_nobodys(bucket: Bucket, tmp_path: Path) -> None:
+    for folder in ("out/", "out/lang=en/"):
+        bucket.put(folder, b"")
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    assert bucket_results(bucket, "out") == ORACLE
 
 
 def test_a_prefix_of_another_run_is_refused_with_where_that_run_is(bucket: Bucket, tmp_path: Path) -> None:
