@@ -1,7 +1,8 @@
 """Results of a run in a bucket: parts go there as they are committed, what is missing at the end, `_SUCCESS` last.
 
-The run's directory is the truth, the bucket its copy: a part is put after it was published there, only if absent. So
-a kill at any instant leaves whole objects, each row at most once; the same command again puts what is missing.
+The run's directory is the truth, the bucket its copy: a part is put after it was published there, only if absent (or
+for one that was damaged here and made again, in its place). So a kill at any instant leaves whole objects, each row at
+most once; the same command again puts what is missing.
 `delivered.json` says for which `_SUCCESS` the bucket is complete: a finished run that is submitted again asks the
 store nothing.
 
@@ -136,7 +137,7 @@ class _Delivery:
         self._uploaded += 1
         if self._try(lambda: self._prefix.put_new(path, name, attempt)):
             return attempt
-        if not info.generation:
+        if not info.generation and self._try(lambda: self._prefix.nonce(name)) != self._known.get(name, ""):
             raise RunError(f"{self._prefix.url}/{name}: another program put this; move it away, then run it again")
         self._try(lambda: self._prefix.put(path, name, attempt))
         return attempt

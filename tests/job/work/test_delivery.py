@@ -300,6 +300,22 @@ def test_an_unfinished_run_puts_its_name_again_beside_its_results(bucket: Bucket
     assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_part_that_was_damaged_and_is_made_again_takes_the_place_of_the_one_that_was_brought(
+    bucket: Bucket, tmp_path: Path, named: bool
+) -> None:
+    """What `verify` advises, whether or not somebody deleted the name of the run too."""
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run = RunDir(tmp_path / "s")
+    run.parts()[2].unlink()
+    run.success.unlink()
+    if not named:
+        bucket.files.rm_file(f"{bucket.name}/out/_bulkrun.json")
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
+    assert bucket.get(PARTS[2]) == run.part(2).read_bytes()
+
+
 def test_a_run_that_has_planned_nothing_takes_another_job_in_its_own_bucket(bucket: Bucket, tmp_path: Path) -> None:
     spec = bucket_job(bucket.url("out"), tmp_path / "s")
     enter(tmp_path / "s", spec)
