@@ -60,7 +60,7 @@ class Uploads:
             try:
                 return self._put(prefix, part)
             except RunError as error:
-                self._log_failure(error)
+                log_event(self._run, self._worker, "upload_failed", reason=str(error))
             patience.pause(self._stopping.wait)
 
     def _put(self, prefix: ObjectPrefix, part: Path | None) -> None:
@@ -74,9 +74,3 @@ class Uploads:
                 return
             if name_of(self._run, path) not in there:
                 put_part(self._run, prefix, path)
-
-    def _log_failure(self, error: RunError) -> None:
-        try:
-            log_event(self._run, self._worker, "upload_failed", reason=str(error))
-        except RunError:  # a disk that fails too: the recorder says so
-            return
