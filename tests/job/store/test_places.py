@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.storage.durable import make_dirs
 from bulkrun.errors import JobFileError, UsageError
-from bulkrun.job.store.places import refuse_odd_place, run_dir_of
+from bulkrun.job.store.places import find_run, refuse_odd_place, run_dir_of
 
 
 def test_without_a_home_the_user_says_where_the_state_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +19,22 @@ def test_without_a_home_the_user_says_where_the_state_goes(monkeypatch: pytest.M
     with pytest.raises(UsageError, match=r"s3://b/out: there is no home directory for its state; set output\.state"):
         run_dir_of("s3://b/out", None)
     assert str(run_dir_of("s3://b/out", "state").root) == "state"
+
+
+def test_the_state_of_a_bucket_is_that_of_one_store_and_found_without_asking_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    states = set()
+    for store in ("http://127.0.0.1:9", "http://127.0.0.1:10"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store)
+        run = run_dir_of("s3://b/out", None)
+        make_dirs(run.state)
+        run.run_json.touch()
+        assert find_run("s3://b/out").root == find_run("s3://b/out/").root == run.root
+        states.add(run.root)
+    assert len(states) == 2 and all(state.is_relative_to(tmp_path) for state in states)
 
 
 def test_a_folder_that_no_parquet_reader_can_name_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,13 @@ def never() -> bool:
     return False
 
 
-def test_what_is_missing_is_brought_and_counted(behind: tuple[RunDir, RunRecord], bucket: Bucket) -> None:
+def test_what_is_missing_is_brought_and_counted_and_then_the_store_is_asked_nothing(
+    behind: tuple[RunDir, RunRecord], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, record = behind
     assert deliver_late(run, record, never) == 2
     assert is_delivered(run) and len(bucket.list("out/")) == 5
+    monkeypatch.setattr(ObjectPrefix, "list", None)
     assert deliver_late(run, record, never) is None
 
 

@@ -70,12 +70,15 @@ def test_while_somebody_uploads_the_run_is_not_done_and_watch_stays(run: RunDir)
         assert list(seen) == []
 
 
-def test_what_somebody_removed_from_the_bucket_is_found_and_brought_again(run: RunDir, bucket: Bucket) -> None:
+@pytest.mark.parametrize(("key", "parts"), [(PART, 1), ("out/_SUCCESS", 0)])
+def test_what_somebody_removed_from_the_bucket_is_found_and_brought_again(
+    run: RunDir, bucket: Bucket, key: str, parts: int
+) -> None:
     whole = bucket.list()
-    remove(bucket, PART)
+    remove(bucket, key)
     (problem,) = verify_run(run).problems
-    assert "1 of 4 objects are not there (part-00001.parquet): `bulkrun worker" in problem
-    assert follow(run, problem) == 1
+    assert f"1 of 4 objects are not there ({key.removeprefix('out/')}): `bulkrun worker" in problem
+    assert follow(run, problem) == parts
     assert bucket.list() == whole and verify_run(run).ok
     assert follow(run, problem) is None
 

@@ -20,7 +20,7 @@ from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.run_totals import read_totals
-from bulkrun.job.work.commit import RunIdentity, build_table, commit_shard
+from bulkrun.job.work.commit import RunIdentity, build_table, commit_answered, commit_shard
 from bulkrun.job.work.finish import finish_run
 from bulkrun.scratch import Scratch
 from tests.job.small_runs import PASSTHROUGH, Row, enter, job, results, write_plan
@@ -119,6 +119,15 @@ def test_a_shard_with_a_missing_outcome_is_not_committed(tmp_path: Path) -> None
     with pytest.raises(RunError, match="1 of 5 outcomes of shard 0 do not read back"):
         commit(run, 0, identity)
     assert not run.part(0).exists()
+
+
+def test_of_a_plan_that_is_given_up_rows_with_all_their_samples_are_kept(tmp_path: Path) -> None:
+    run, _, identity = opened(tmp_path, n=2)
+    journal_rows(run, 0, "a", [1, 4], samples=2)
+    journal_rows(run, 0, "b", [2])
+    commit_answered(run, 0, identity, run.journals_of(0), OwnRun(run, identity.run_id).check)
+    assert [(row["row"], row["sample"]) for row in results(tmp_path)] == [(1, 0), (1, 1), (4, 0), (4, 1)]
+    assert read_part_info(run.part(0)).input_rows == 2 and not run.journals_of(0)
 
 
 def test_a_part_of_another_run_is_refused(tmp_path: Path) -> None:

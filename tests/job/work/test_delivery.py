@@ -158,6 +158,24 @@ def test_a_store_that_cannot_at_the_moment_is_told_from_one_that_never_will(code
     assert is_transient(error) is transient
 
 
+def test_a_network_that_is_away_for_a_while_costs_only_time(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+
+    failures = iter([EndpointConnectionError, ReadTimeoutError] * 3)
+    put = ObjectPrefix._put
+
+    def failing(self: ObjectPrefix, *args: Any) -> None:
+        if kind := next(failures, None):
+            raise kind(endpoint_url="http://store")
+        put(self, *args)
+
+    monkeypatch.setattr(ObjectPrefix, "_put", failing)
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
+
+
 def test_a_store_that_refuses_ends_the_run_after_all_rows_are_safe_and_the_next_start_goes_on(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +222,11 @@ def test_being_told_to_stop_while_the_store_fails_ends_it_soon(
         stop.set()
         raise RunError("no answer") from refused("SlowDown")
 
+    def sleep(_: float) -> None:
+        raise AssertionError("a pause goes on")
+
     monkeypatch.setattr(ObjectPrefix, "list", fail)
+    monkeypatch.setattr(delivery.time, "sleep", sleep)
     with pytest.raises(Interrupted, match=r"whole in .*run the same command again"):
         deliver(run, record, stop.is_set)
 
@@ -252,6 +274,23 @@ def test_a_prefix_inside_another_runs_is_refused_with_the_name_of_that_one(
     assert not (tmp_path / "t").exists() and bucket.list() == before
     if first:
         enter(tmp_path / "t", bucket_job(bucket.url("pre2/run/x/y"), tmp_path / "t"))
+
+
+def test_a_parent_is_looked_at_until_the_store_has_time_for_it(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("pre"))
+    failures, head = iter(range(2)), ObjectPrefix._head
+
+    def failing(self: ObjectPrefix, name: str) -> dict[str, Any]:
+        if next(failures, None) is not None:
+            raise RunError("no time") from refused("SlowDown")
+        return head(self, name)
+
+    monkeypatch.setattr(ObjectPrefix, "_head", failing)
+    with pytest.raises(UsageError, match="lies in the results of another run"):
+        enter(tmp_path / "t", bucket_job(bucket.url("pre/run"), tmp_path / "t"))
+    assert not (tmp_path / "t").exists() and not list(failures)
 
 
 @pytest.mark.parametrize("outer", ["pre", ""])
@@ -316,6 +355,24 @@ def test_a_part_that_was_damaged_and_is_made_again_takes_the_place_of_the_one_th
     assert bucket.get(PARTS[2]) == run.part(2).read_bytes()
 
 
+def test_a_run_whose_prefix_is_another_runs_by_now_puts_nothing_there(bucket: Bucket, tmp_path: Path) -> None:
+    unfinished(tmp_path / "s", bucket.url("out"), bucket)
+    bucket.put("out/_bulkrun.json", json.dumps({"run_id": "x", "state": "/theirs", "host": "node7"}).encode())
+    before = {key: bucket.get(key) for key in bucket.list()}
+    with pytest.raises(ResumeError, match=r"another run \(x\), whose state is in /theirs on node7"):
+        start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert {key: bucket.get(key) for key in bucket.list()} == before
+
+
+@pytest.mark.parametrize(("owner", "said"), [(b"{", "not JSON"), (b"[]", "not a JSON object")])
+def test_an_owner_that_another_program_wrote_is_told_by_its_name(
+    bucket: Bucket, tmp_path: Path, owner: bytes, said: str
+) -> None:
+    bucket.put("out/_bulkrun.json", owner)
+    with pytest.raises(RunError, match=rf"out/_bulkrun\.json: {said}.*another program wrote it"):
+        enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
+
+
 def test_a_run_that_has_planned_nothing_takes_another_job_in_its_own_bucket(bucket: Bucket, tmp_path: Path) -> None:
     spec = bucket_job(bucket.url("out"), tmp_path / "s")
     enter(tmp_path / "s", spec)
@@ -328,6 +385,12 @@ def test_a_run_that_moved_says_in_the_bucket_where_it_is_now(bucket: Bucket, tmp
     start_bucket_run(tmp_path / "moved", bucket.url("out"))
     assert json.loads(bucket.get("out/_bulkrun.json"))["state"] == str(tmp_path / "moved")
     assert find_run(bucket.url("out")).root == tmp_path / "moved"
+
+
+def test_the_same_prefix_with_a_slash_is_the_same_run(bucket: Bucket, tmp_path: Path) -> None:
+    unfinished(tmp_path / "s", bucket.url("out"), bucket)
+    assert start_bucket_run(tmp_path / "s", bucket.url("out/")).state == "completed_with_errors"
+    assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
 
 
 def test_the_state_of_one_bucket_is_not_taken_for_another(bucket: Bucket, tmp_path: Path) -> None:
@@ -406,6 +469,17 @@ def new_generation(run: RunDir, keep: set[int]) -> None:
     run.success.write_text(json.dumps({**totals, "generation": 1, "nonce": "new"}))
 
 
+def test_a_later_generation_that_is_refused_leaves_the_old_one_whole(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run = RunDir(tmp_path / "s")
+    new_generation(run, {1})
+    bucket.put("out/copy.parquet", b"mine")
+    before = {key: bucket.get(key) for key in bucket.list()}
+    with pytest.raises(RunError, match=r"copy\.parquet: not a part of this run"):
+        deliver(run, read_record(run))
+    assert {key: bucket.get(key) for key in bucket.list()} == before
+
+
 @pytest.mark.parametrize("keep", [{0, 1, 2}, {1}])
 def test_a_later_generation_replaces_objects_and_takes_success_away_meanwhile(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: set[int]
@@ -458,6 +532,25 @@ def test_a_compact_that_was_killed_before_it_uploads_is_continued_by_the_same_co
             compact(run, grace_s=0.0)
     assert bucket.list() == WHOLE
     assert not compact(run, grace_s=0.0).worked
+    (part,) = RunDir(run.root).parts().values()
+    assert bucket.list("out/") == ["out/_SUCCESS", "out/_bulkrun.json", f"out/{part.name}"]
+
+
+def test_parts_of_a_generation_whose_delivery_was_killed_go_with_the_next(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run, put_new = RunDir(tmp_path / "s"), ObjectPrefix.put_new
+
+    def put_and_die(self: ObjectPrefix, *args: Any) -> None:
+        put_new(self, *args)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPrefix, "put_new", put_and_die)
+        with pytest.raises(Killed):
+            compact(run, 12, grace_s=0.0)
+    assert compact(run, grace_s=0.0).worked
     (part,) = RunDir(run.root).parts().values()
     assert bucket.list("out/") == ["out/_SUCCESS", "out/_bulkrun.json", f"out/{part.name}"]
 
@@ -589,10 +682,13 @@ def test_a_lost_reply_to_the_last_request_of_an_upload_is_not_a_failure(
     assert prefix.put_new(tmp_path / "file", "name", "one") and bucket.get("out/name") == b"rows"
 
 
+@pytest.mark.parametrize("start", ["new", "continued", "fresh"])
 def test_a_store_that_has_no_time_when_a_run_begins_is_asked_again(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     failures, listed = iter(range(3)), ObjectPrefix.list
+    if start == "continued":
+        enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
 
     def failing(self: ObjectPrefix) -> dict[str, str]:
         if next(failures, None) is not None:
@@ -600,8 +696,8 @@ def test_a_store_that_has_no_time_when_a_run_begins_is_asked_again(
         return listed(self)
 
     monkeypatch.setattr(ObjectPrefix, "list", failing)
-    enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
-    assert bucket.list() == ["out/_bulkrun.json"]
+    enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"), fresh=start == "fresh")
+    assert bucket.list() == ["out/_bulkrun.json"] and not list(failures)
 
 
 def test_a_put_may_be_answered_later_than_a_reading() -> None:

@@ -72,6 +72,15 @@ def test_a_checkpoint_makes_what_ended_durable_while_the_run_goes_on(
     made.close()
 
 
+def test_what_ended_just_before_a_worker_does_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, real = set[int](), os.fsync
+    run, made = recorder(tmp_path, digits)
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), real(file))[1])
+    made.record([Answer(generation(), Completion("0:0", (7,), "stop"))])
+    made.close()
+    assert run.journal_file(0, "me").stat().st_ino in synced
+
+
 def test_an_answer_is_on_its_way_until_a_journal_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should the process die before that, it is suspect."""
     seen, append = list[tuple[Generation, ...]](), OpenJournals.append
@@ -108,6 +117,17 @@ def test_what_kills_the_thread_comes_out_in_the_engines_thread(tmp_path: Path) -
             made.check()
     with pytest.raises(RunError, match="no such token"):
         made.close()
+
+
+def test_an_engine_that_waits_for_the_disk_hears_that_it_failed(tmp_path: Path) -> None:
+    def decode(batch: list[Sequence[int]]) -> list[str]:
+        wait_until(made._queue.full, "an engine that is far ahead", 30)
+        raise RunError("disk full")
+
+    _, made = recorder(tmp_path, decode)
+    with pytest.raises(RunError, match="disk full"):
+        while True:
+            made.record([Answer(generation(), Completion("0:0", (1,), "stop"))])
 
 
 def test_a_failure_is_late_only_if_the_engine_did_not_know_of_it(tmp_path: Path) -> None:
