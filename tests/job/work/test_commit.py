@@ -130,6 +130,20 @@ def test_of_a_plan_that_is_given_up_rows_with_all_their_samples_are_kept(tmp_pat
     assert read_part_info(run.part(0)).input_rows == 2 and not run.journals_of(0)
 
 
+def test_a_disk_that_is_full_when_a_part_is_written_is_told_and_the_journals_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "full")
+
+    run, _, identity = opened(tmp_path)
+    journal_rows(run, 0, "a", list(range(5)))
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"No space left.*free some space"):
+        patch.setattr("bulkrun.job.work.commit.write_part", full)
+        commit(run, 0, identity)
+    assert commit(run, 0, identity).rows == 5
+
+
 def test_a_part_of_another_run_is_refused(tmp_path: Path) -> None:
     other, _, foreign = opened(tmp_path / "other")
     journal_rows(other, 0, "a", list(range(5)))
