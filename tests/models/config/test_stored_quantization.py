@@ -62,6 +62,9 @@ def test_inputs_may_be_left_as_they_are_and_blocks_may_have_a_scale() -> None:
     alone = read(compressed({"input_activations": None}))
     assert alone is not None
     assert not alone.quantizes_inputs
+    mixed = read(compressed({}, {"input_activations": None}))
+    assert mixed is not None
+    assert not mixed.quantizes_inputs, "ours are, or are not, in all projections"
     block = read(compressed({"weights": WEIGHTS | {"strategy": "block", "block_structure": [128, 64]}}))
     assert block is not None
     assert block.block_size == (128, 64)
@@ -224,6 +227,7 @@ def test_pack_quantized(changes: dict[str, Any], group_size: int | None, has_zer
         (GPTQ | {"is_marlin_format": True}, "in checkpoint_format marlin"),
         (GPTQ | {"pack_dtype": "int16"}, "gptq are not supported packed in int16"),
         (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"for some modules \(dynamic: \+:"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"group_size": 32}}}, r"for some modules \(dynamic: \+:"),
         (GPTQ | {"format": "marlin"}, "gptq are not supported in checkpoint_format marlin"),
         (AWQ | {"version": "gemv"}, "awq are not supported in version gemv"),
         (AWQ | {"version": None, "format": "gemv_fast"}, "awq are not supported in version gemv_fast"),
