@@ -128,11 +128,14 @@ def of_nemotron(raw: _Keys) -> _Keys:
     """Nemotron-H: each layer is one block, named by a letter or a word.
 
     transformers keeps the steps of prompts, and not those of outputs, above `time_step_min`; the code that the models
-    were published with has no such limit. Raises ModelError for experts in groups and behind a narrower projection.
+    were published with has no such limit. Raises ModelError for experts in groups and behind a narrower projection, and
+    for another activation behind convolutions.
     """
     kinds = _nemotron_blocks(raw)
     if raw.get("moe_latent_size") or raw.get("n_group", 1) != 1:
         raise ModelError("moe_latent_size, and n_group other than 1, are not supported")
+    if raw.get("mamba_hidden_act", "silu") != "silu":
+        raise ModelError(f"mamba_hidden_act {raw['mamba_hidden_act']!r} is not supported; silu is")
     sizes = {theirs: int for theirs, default in _NEMOTRON_MAMBA.values() if not isinstance(default, bool)}
     _check_own(raw, {**sizes, "layer_norm_epsilon": float})
     return {
