@@ -49,7 +49,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "hot": ({"body": {"temperature": 1000}}, "temperature: 1000.0 is not between 0 and 100"),
     "format": ({"body": {"response_format": {"type": "xml"}}}, "body.response_format"),
     "unknown": ({"body": {"max_token": 5}}, "did you mean 'max_tokens'?"),
-    "token-ids": ({"url": "/v1/completions", "body": {"prompt": [[1], [2]], "messages": None}}, "2 prompts in one line"),
+    "token-ids": ({"url": "/v1/completions", "body": {"prompt": [[1], [2]], "messages": None}}, "2 prompts in one"),
     "no-body": ({"body": 5}, "body: 5 is not an object"),
     "no-url": ({"url": None}, "url: null is not served"),
 }
