@@ -29,7 +29,21 @@ def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
             raise UsageError(f"--set {key}: a retry can change {', '.join(_SECTIONS)}, nothing else")
         if key in _FIXED:
             raise UsageError(f"--set {key}: not in a retry: {_FIXED[key]}")
-    return override_job(job, overrides)
+    spec = override_job(job, overrides)
+    _refuse_fixed(JobSpec.model_validate(job), spec, overrides)
+    return spec
+
+
+def _refuse_fixed(old: JobSpec, new: JobSpec, overrides: Sequence[str]) -> None:
+    """Raise UsageError where a section that was given whole changes a key that is fixed, or leaves it out."""
+    for key, why in _FIXED.items():
+        section, name = key.split(".")
+        was, is_now = (getattr(getattr(job, section), name) for job in (old, new))
+        if was != is_now:
+            raise UsageError(
+                f"--set {' '.join(overrides)}: {key} would be {is_now}, and it is {was}: {why}; set the section's keys "
+                f"one by one (--set {section}.KEY=VALUE), or write {name}: {was} into it"
+            )
 
 
 def refuse_other_columns(job: Mapping[str, Any], spec: JobSpec, overrides: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -152,7 +153,7 @@ def _prepared_again(record: RunRecord, as_it_was: PreparedJob, asked: Retry) -> 
 
 def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, asked: Retry) -> RunRecord:
     """The record of the staged run: its rows have failed before, so all may fail again unless the retry says less."""
-    own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
+    own_rate = any(re.match(r"\s*run(\.max_error_rate|\s*=.*max_error_rate)", key) for key in asked.overrides)
     record = replace(record, identity=wanted.identity)
     return staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0)
 

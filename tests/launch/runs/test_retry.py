@@ -99,7 +99,7 @@ def test_only_rows_with_the_given_codes_run(nights: Nights) -> None:
     fail_requests(nights, "2:0")
     assert nights.submit().totals.errors == {"bad_input": 1, "nan_logits": 1}
     fail_requests(nights)
-    done = nights.retry(codes=["nan_logits"])
+    done = nights.retry(codes=["nan_logits", "timeout"])  # any of them
     assert (nights.ran, done.totals.errors, done.exit_code) == (1, {"bad_input": 1}, 3)
     assert not nights.retry(codes=["timeout"]).worked
     with pytest.raises(
@@ -161,7 +161,9 @@ def test_a_run_that_is_not_finished_is_not_retried(nights: Nights) -> None:
         nights.retry()
 
 
-@pytest.mark.parametrize(("overrides", "limit"), [((), 1.0), (("run.max_error_rate=0.25",), 0.25)])
+@pytest.mark.parametrize(
+    ("overrides", "limit"), [((), 1.0), (("run.max_error_rate=0.25",), 0.25), (("run={max_error_rate: 0.25}",), 0.25)]
+)
 def test_rows_that_failed_may_all_fail_again_unless_the_retry_says_less(
     nights: Nights, overrides: tuple[str, ...], limit: float
 ) -> None:
@@ -181,6 +183,11 @@ def test_rows_that_failed_may_all_fail_again_unless_the_retry_says_less(
         ("input.id=null", UsageError, "prompt, sampling, run, engine, nothing else"),
         ("output.compression=gzip", UsageError, "nothing else"),
         ("sampling.n=2", UsageError, "a fixed number of samples"),
+        (
+            "sampling={n: 2}",
+            UsageError,
+            "sampling.n would be 2, and it is 1: the results have a fixed number of samples",
+        ),
         ("sampling.logprobs=1", UsageError, "logprobs"),
         ("run.limit=1", UsageError, "run.limit"),
         ("sampling.temprature=1", JobFileError, "temperature"),
