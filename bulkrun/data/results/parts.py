@@ -7,7 +7,7 @@ so that a part can be checked and counted without any other file. Knows nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -60,9 +60,15 @@ class PartInfo:
         return sum(self.errors.values())
 
 
+def own_columns(names: Sequence[str]) -> Sequence[str]:
+    """The columns that the job added: they begin with `row`, and before it are the input's, which may have a
+    `finish_reason` where the job makes none."""
+    return names[names.index("row") :]
+
+
 def count_ends(table: pa.Table) -> dict[str, int]:
     """`cut` and `stopped` of these output rows; a vector is neither."""
-    if "finish_reason" not in table.column_names:
+    if "finish_reason" not in own_columns(table.column_names):
         return {"cut": 0, "stopped": 0}
     import pyarrow.compute as pc  # a tenth of the start of a command that only reads
 

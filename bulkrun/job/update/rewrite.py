@@ -12,7 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.results.parts import PartInfo, count_ends, read_part_columns, read_part_schema, write_groups
+from bulkrun.data.results.parts import (
+    PartInfo,
+    count_ends,
+    own_columns,
+    read_part_columns,
+    read_part_schema,
+    write_groups,
+)
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.job.store.run_record import RunRecord
 
@@ -52,8 +59,9 @@ class _Counts:
     def counted(self, table: pa.Table) -> pa.Table:
         self.rows += table.num_rows
         self.ends.update(count_ends(table))
-        self.prompt_tokens += _sum(table, "prompt_tokens")
-        self.completion_tokens += _sum(table, "completion_tokens")
+        counted = _counted(table.column_names)
+        self.prompt_tokens += _sum(table, "prompt_tokens", counted)
+        self.completion_tokens += _sum(table, "completion_tokens", counted)
         self.errors.update(table["error_code"].drop_null().to_pylist())
         return table
 
@@ -74,14 +82,19 @@ def beside_rows(info: PartInfo, paths: Sequence[Path]) -> PartInfo:
     """`info` with those of its tokens alone that no row of its files tells of: of generations that were not kept."""
     prompt, completion = info.prompt_tokens, info.completion_tokens
     for path in paths:
-        counted = [name for name in ("prompt_tokens", "completion_tokens") if name in read_part_schema(path).names]
+        counted = _counted(read_part_schema(path).names)
         for table in read_part_columns(path, counted):
-            prompt -= _sum(table, "prompt_tokens")
-            completion -= _sum(table, "completion_tokens")
+            prompt -= _sum(table, "prompt_tokens", counted)
+            completion -= _sum(table, "completion_tokens", counted)
     return replace(info, prompt_tokens=prompt, completion_tokens=completion)
 
 
-def _sum(table: pa.Table, column: str) -> int:
-    """The sum of a column; 0 where there is none, as vectors have no output tokens."""
-    total: Any = pc.sum(table[column]).as_py() if column in table.column_names else 0
+def _counted(names: Sequence[str]) -> list[str]:
+    """The columns of tokens that the job has made; vectors have no output tokens."""
+    return [name for name in ("prompt_tokens", "completion_tokens") if name in own_columns(names)]
+
+
+def _sum(table: pa.Table, column: str, counted: Sequence[str]) -> int:
+    """The sum of a column; 0 where it is none of the counted."""
+    total: Any = pc.sum(table[column]).as_py() if column in counted else 0
     return int(total or 0)

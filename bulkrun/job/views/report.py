@@ -22,7 +22,9 @@ from bulkrun.job.views.status import RunStatus, read_status
 _MOST_INTERVALS = 60
 _MOST_BINS = 32
 _MOST_LABELS = 50
-_COUNTED = ("prompt_tokens", "completion_tokens")
+# By task: what the job has made of each row. The input may have columns of the other tasks' names.
+_ENDS = {"generate": "finish_reason", "classify": "label"}
+_COUNTED = {"generate": ("prompt_tokens", "completion_tokens")}
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def read_report(run: RunDir) -> RunReport:
     """Look at a run, finished or not. Raises RunError when the directory is not a run or a part is damaged."""
     record, status = read_record(run), read_status(run)
     columns = _columns(run) if run.parts() else []
-    events = list(read_events(run))
+    events, counted = list(read_events(run)), _COUNTED.get(record.task, ("prompt_tokens",))
     return RunReport(
         status=status,
         model=str(record.job["model"]),
@@ -84,8 +86,8 @@ def read_report(run: RunDir) -> RunReport:
         overrides=record.overrides,
         versions=record.versions,
         working_s=_working_s(events),
-        ends=_ends(run, columns),
-        lengths=[found for column in _COUNTED if column in columns and (found := _lengths(run, column)) is not None],
+        ends=_ends(run, _ENDS.get(record.task), columns),
+        lengths=[found for column in counted if column in columns and (found := _lengths(run, column)) is not None],
         errors=read_row_errors(run, examples=3),
         timeline=_timeline(events),
         events=dict(Counter(str(event.get("event")) for event in events if event.get("event") != "committed")),
@@ -96,9 +98,8 @@ def _columns(run: RunDir) -> list[str]:
     return list(run_query(run.root, "SELECT * FROM results LIMIT 0").column_names)
 
 
-def _ends(run: RunDir, columns: Sequence[str]) -> dict[str, int]:
-    name = next((name for name in ("finish_reason", "label") if name in columns), None)
-    if name is None:
+def _ends(run: RunDir, name: str | None, columns: Sequence[str]) -> dict[str, int]:
+    if name not in columns:
         return {}
     sql = f"SELECT {name}, count(*) FROM results WHERE {name} IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     table = run_query(run.root, sql, limit=_MOST_LABELS)

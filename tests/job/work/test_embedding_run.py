@@ -19,9 +19,11 @@ from openai.types import CreateEmbeddingResponse
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.update.compact import compact
 from bulkrun.job.views.export import export_run
 from bulkrun.job.views.export_target import ExportOptions
+from bulkrun.job.views.report import read_report
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
@@ -29,6 +31,7 @@ from bulkrun.job.work.delivery import deliver
 from bulkrun.request import Request
 from tests.job.embedding_runs import BEFORE, embedding_job, found, submit, texts, vector, wanted, write_texts
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder
+from tests.job.plan.planning import write_jsonl
 from tests.job.work.test_runner import StopAfter
 from tests.s3_server import Bucket
 
@@ -186,3 +189,16 @@ def test_journals_hold_vectors_as_short_text(tmp_path: Path) -> None:
     assert told and all(len(text) == -(-4 * VECTOR_NUMBERS // 3) * 4 for text in told)
     assert base64.b64decode(told[0]) in [made for _, made, _ in wanted(9)]
     assert vector("0") in [made for _, made, _ in wanted(9)]
+
+
+def test_columns_of_the_input_that_are_named_like_those_of_texts_are_not_counted(tmp_path: Path) -> None:
+    """As of the results of another run, which are embedded; of one that had its numbers as text."""
+    said = {"finish_reason": "length", "completion_tokens": "7", "label": "good"}
+    path = write_jsonl(tmp_path / "in.jsonl", [{"id": f"r{row}", "text": f"text {row}", **said} for row in range(20)])
+    submit(embedding_job(path, tmp_path / "out"))
+    run = RunDir(tmp_path / "out")
+    report = read_report(run)
+    assert (report.ends, [one.column for one in report.lengths]) == ({}, ["prompt_tokens"])
+    assert compact(run, grace_s=0).worked and verify_run(run).ok
+    totals = read_totals(run)
+    assert totals is not None and (totals.cut, totals.completion_tokens) == (0, 0)
