@@ -63,8 +63,6 @@ class _Fitting:
             if unfit := find_unfit(batch.rows.column(name), kind):
                 arrays[batch.rows.schema.get_field_index(name)] = without(batch.rows.column(name), unfit)
                 errors = {place: _error(name, kind, why) for place, why in unfit.items()} | errors
-        if len(errors) == len(batch.errors):
-            return batch
         rows = record_batch(arrays, batch.rows.schema, batch.rows.num_rows)
         return replace(batch, rows=rows, errors=dict(sorted(errors.items())))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.job.update.fitting import find_unfit, without
+from bulkrun.data.inputs.reader import open_input
+from bulkrun.job.update.fitting import find_unfit, fit_dataset, fit_table, without
+from tests.job.plan.planning import write_jsonl
 
 FAR = 253_402_214_400_000_000  # the last day of 9999, in microseconds
 
@@ -36,3 +40,24 @@ def test_values_of_many_types(column: pa.Array, kind: pa.DataType, bad: set[int]
     assert set(unfit) == bad
     kept = [None if place in bad else value for place, value in enumerate(column.to_pylist())]
     assert without(column, unfit).cast(kind).to_pylist() == pa.array(kept, kind).to_pylist()
+
+
+def test_a_value_that_does_not_fit_is_taken_out_of_a_row_that_has_an_error_of_its_own(tmp_path: Path) -> None:
+    rows = [{"id": row, "n": row} for row in range(19)]
+    path = write_jsonl(tmp_path / "in.jsonl", [*rows, {"id": 2**53 + 1, "n": [1]}])
+    with open_input(str(path)) as dataset:
+        [batch] = fit_dataset(dataset, ["id"], pa.schema([("id", pa.float64())])).batches()
+    assert batch.rows["id"].cast(pa.float64()).to_pylist() == [*range(19), None]
+    assert "column n: a list" in batch.errors[19].message, "the first thing that is wrong with it"
+
+
+def test_a_result_that_does_not_fit_has_an_error_unless_it_has_one() -> None:
+    schema = pa.schema([("n", pa.float64()), ("error_code", pa.string()), ("error_message", pa.string())])
+    rows = {
+        "n": [2**53 + 1, 2**53 + 1, 1],
+        "error_code": ["timeout", None, None],
+        "error_message": ["over", None, None],
+    }
+    fitted = fit_table(pa.table(rows), schema).to_pydict()
+    assert (fitted["n"], fitted["error_code"]) == ([None, None, 1.0], ["timeout", "bad_input", None])
+    assert fitted["error_message"][0] == "over" and "column 'n'" in fitted["error_message"][1]
