@@ -232,6 +232,8 @@ class _Rewrite:
             generation=generation,
             next_row=old.rows if old.next_row is None else old.next_row,
             updates=[*old.updates, {**change, "rows_per_file": self.rows_per_file}],
+            cut=new.cut,
+            stopped=new.stopped,
         )
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
+from bulkrun.data.results.parts import PartInfo
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.run_totals import RunTotals
+from bulkrun.job.work.finish import sum_parts
 
-_NAMES = ("run_id", "rows", "parts", "output rows", "errors")
+_COUNTED = (
+    *("run_id", "status", "rows", "samples", "ok", "errors", "parts"),
+    *("prompt_tokens", "completion_tokens", "saved_generations", "cached_tokens", "stopped", "cut"),
+)
 
 
-class TotalsFound(NamedTuple):
-    """Counts of what is there; `rows` are input rows (None where no plan tells), `errors` output rows by code."""
-
-    run_id: str
-    rows: int | None
-    parts: int
-    output_rows: int
-    errors: dict[str, int]
-
-    def differences(self, told: RunTotals) -> list[str]:
-        """A line for each number that `_SUCCESS` tells otherwise."""
-        output_rows = told.ok + sum(told.errors.values())
-        as_told = TotalsFound(told.run_id, told.rows, told.parts, output_rows, told.errors)
-        triples = zip(_NAMES, as_told, self, strict=True)
-        return [f"_SUCCESS: {what}: {got!r}, found {want!r}" for what, got, want in triples if want != got]
+def differences(told: RunTotals, record: RunRecord, parts: Sequence[PartInfo]) -> list[str]:
+    """A line for each number that `_SUCCESS` tells otherwise than the footers of the parts that could be read."""
+    found = sum_parts(record, parts)
+    pairs = {name: (getattr(told, name), getattr(found, name)) for name in _COUNTED}
+    return [f"_SUCCESS: {name}: {got!r}, found {want!r}" for name, (got, want) in pairs.items() if want != got]

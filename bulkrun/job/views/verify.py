@@ -6,11 +6,12 @@ Finds what DuckDB and a plain read do not: a flipped bit (page checksums), a row
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.results.parts import PartInfo, count_ends, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.results.schema import output_schema
 from bulkrun.data.storage.partitions import find_strangers, folder_values
 from bulkrun.errors import RunError
@@ -24,7 +25,7 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.views.bucket_check import bucket_problems
-from bulkrun.job.views.totals_found import TotalsFound
+from bulkrun.job.views.totals_found import differences
 from bulkrun.job.views.verify_updated import UpdatedParts
 
 
@@ -62,16 +63,15 @@ def _verify_planned(run: RunDir, record: RunRecord) -> VerifyReport:
         plan.refresh()
     except RunError as error:
         report.problems.append(str(error))
-    errors: Counter[str] = Counter()
+    parts: list[PartInfo] = []
     for shard in sorted(plan.committed):
         try:
-            info = _verify_part(run, record, shard, report)
-            errors.update(info.errors)
+            parts.append(_verify_part(run, record, shard, report))
         except RunError as error:
             report.problems.append(str(error))
     _verify_journals(run, report)
     try:
-        _verify_totals(run, record, plan, errors, report)
+        _verify_totals(run, record, plan, parts, report)
     except RunError as error:
         report.problems.append(str(error))
     return report
@@ -106,15 +106,18 @@ def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyRepor
     if read_part_schema(path) != output_schema(passthrough, result_fields(JobSpec.model_validate(record.job))):
         raise RunError(f"{path}: its columns are not those of the plan ({run.shard(shard).name})")
     got: list[tuple[int, int]] = []
-    codes: Counter[str] = Counter()
+    codes, ends = Counter[str](), Counter[str]()
     for table in read_part_columns(path):
         got += zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)
         codes.update(code for code in table["error_code"].to_pylist() if code is not None)
+        ends.update(count_ends(table))
     report.parts += 1
     report.rows += len(got)
     if info.generation and run.success.exists():
         report.problems.append(f"{path.name}: was changed after the run ended, and _SUCCESS does not record it")
-    _compare(path.name, info, record, shard, {"rows": (want, got), "errors": (dict(codes), info.errors)}, report)
+    counts = {"errors": (dict(codes), info.errors), "cut": (ends["cut"], info.cut)}
+    counts["stopped"] = (ends["stopped"], info.stopped)
+    _compare(path.name, info, record, shard, {"rows": (want, got), **counts}, report)
     return info
 
 
@@ -146,13 +149,15 @@ def _verify_journals(run: RunDir, report: VerifyReport) -> None:
             report.problems.append(f"{path.name}: bad checksum in line {', '.join(map(str, damaged))} (will be redone)")
 
 
-def _verify_totals(run: RunDir, record: RunRecord, plan: PlanView, errors: Counter[str], report: VerifyReport) -> None:
+def _verify_totals(
+    run: RunDir, record: RunRecord, plan: PlanView, parts: Sequence[PartInfo], report: VerifyReport
+) -> None:
     totals = read_totals(run)
     if totals is None:
         return
     report.finished = True
     lost = (run.part(shard, plan.shards[shard].folder) for shard in plan.open_shards)
     report.problems += [f"{path.relative_to(run.root)}: is not there" for path in lost]
-    planned = plan.complete["rows"] if plan.complete else None
-    found = TotalsFound(record.run_id, planned, report.parts, report.rows, dict(errors))
-    report.problems += found.differences(totals)
+    report.problems += differences(totals, record, parts)
+    if (planned := plan.complete["rows"] if plan.complete else None) != totals.rows:
+        report.problems.append(f"_SUCCESS: rows: {totals.rows}, the plan has {planned}")

@@ -1,7 +1,8 @@
 """The parts of a run that was changed after it finished: checked against each other and against `_SUCCESS`.
 
 The plan says nothing of them any more: rows came and went. While a merge is under way (a kill may have stopped it
-between two parts) rows must still be there once each, but the totals are those of before.
+between two parts) rows must still be there once each, but the totals are those of before. A night knows rows by their
+ids: in a run of nights each is there once too.
 """
 
 from __future__ import annotations
@@ -13,27 +14,36 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.results.parts import PartInfo, count_ends, read_part_columns, read_part_info, read_part_schema
 from bulkrun.errors import RunError
+from bulkrun.job.plan.ids import IdArray, hash_ids
+from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.staging import is_merging
-from bulkrun.job.views.totals_found import TotalsFound
+from bulkrun.job.views.totals_found import differences
 
 I64 = npt.NDArray[np.int64]
 
 
 class UpdatedParts:
-    """Checks part after part; `problems` name the file. Memory is 8 bytes for each output row."""
+    """Checks part after part; `problems` name the file. Memory is 8 bytes for each output row, and 16 for each id of a
+    run of nights."""
 
     def __init__(self, run: RunDir, record: RunRecord, totals: RunTotals) -> None:
         self._run, self._record, self._totals = run, record, totals
         self._schema: pa.Schema | None = None
         self._keys: list[I64] = []
-        self._errors: Counter[str] = Counter()
+        self._ids: list[IdArray] = []
+        self._id_column = record.job["input"]["id"] if record.job["run"].get("incremental") else None
+        self._infos: list[PartInfo] = []
         self.problems: list[str] = []
-        self.parts = 0
+
+    @property
+    def parts(self) -> int:
+        """Parts read."""
+        return len(self._infos)
 
     @property
     def rows(self) -> int:
@@ -48,23 +58,27 @@ class UpdatedParts:
             except RunError as error:
                 self.problems.append(str(error))
         self._check_rows()
+        self._check_ids()
         if not is_merging(self._run):
-            self._check_totals()
+            self.problems += differences(self._totals, self._record, self._infos)
 
     def _check_part(self, number: int, path: Path, info: PartInfo) -> None:
-        keys, codes = [np.empty(0, np.int64)], Counter[str]()
+        keys, codes, ends = [np.empty(0, np.int64)], Counter[str](), Counter[str]()
         for table in read_part_columns(path):
             keys.append(table["row"].to_numpy() * self._record.samples + table["sample"].to_numpy())
             codes.update(code for code in table["error_code"].to_pylist() if code is not None)
-        self.parts += 1
+            ends.update(count_ends(table))
+            self._ids += self._ids_of(table)
+        self._infos.append(info)
         self._keys.append(np.concatenate(keys))
-        self._errors.update(info.errors)
         self._schema = self._schema or read_part_schema(path)
         pairs = {
             "run": (self._record.run_id, info.run_id),
             "number": (number, info.shard),
             "folder": (str(self._run.root / info.folder), str(path.parent)),
             "errors": (dict(codes), info.errors),
+            "cut": (ends["cut"], info.cut),
+            "stopped": (ends["stopped"], info.stopped),
             "columns": (self._schema.names, read_part_schema(path).names),
             "input rows": (len(self._keys[-1]), info.input_rows * self._record.samples),
         }
@@ -91,7 +105,20 @@ class UpdatedParts:
         if limit is not None and len(rows) and rows[-1] >= limit and not is_merging(self._run):
             self.problems.append(f"{self._run.root}: row {rows[-1]} is there, but rows end before {limit}")
 
-    def _check_totals(self) -> None:
-        rows = self.rows // self._record.samples
-        found = TotalsFound(self._record.run_id, rows, self.parts, self.rows, dict(self._errors))
-        self.problems += found.differences(self._totals)
+    def _ids_of(self, table: pa.Table) -> list[IdArray]:
+        if self._id_column is None or self._id_column not in table.column_names:
+            return []
+        ids = hash_ids(id_texts(table[self._id_column], self._id_column), 0)
+        ids["row"] = table["row"].to_numpy()[ids["row"]]
+        return [ids]
+
+    def _check_ids(self) -> None:
+        """No id of two rows: what the next night does to one would be done to both."""
+        if not self._ids:
+            return
+        ids = np.sort(np.concatenate(self._ids), order=["hash", "row"])
+        first, second = ids[:-1], ids[1:]
+        twice = np.flatnonzero((first["hash"] == second["hash"]) & (first["row"] != second["row"]))
+        if len(twice):
+            rows = f"{first['row'][twice[0]]} and {second['row'][twice[0]]}"
+            self.problems.append(f"{self._run.root}: ids that two rows have: {len(twice)}, the first in rows {rows}")

@@ -73,6 +73,7 @@ def test_parts_become_few_rows_come_in_input_order_and_nothing_else_changes(tmp_
     assert totals and after and (after.parts, after.generation, after.updates[-1]["kind"]) == (3, 1, "compact")
     for name in ("status", "rows", "ok", "errors", "prompt_tokens", "completion_tokens", "run_id", "finished"):
         assert getattr(after, name) == getattr(totals, name)
+    assert verify_run(run).ok
     assert [event["parts_after"] for event in read_events(run) if event["event"] == "compacted"] == [3]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

@@ -53,6 +53,23 @@ def test_a_row_that_is_there_twice_is_named(run: RunDir) -> None:
     assert "rows that appear twice: 1, the first is" in problems(run)
 
 
+def test_an_id_that_two_rows_have_is_named(run: RunDir) -> None:
+    first, last = (pq.read_table(run.part(number)) for number in (0, max(run.parts())))
+    ids = pa.chunked_array([[first["id"][0].as_py(), *last["id"].to_pylist()[1:]]])
+    rewrite(run.part(max(run.parts())), last.set_column(last.schema.get_field_index("id"), "id", ids))
+    rows = [table["row"][0].as_py() for table in (first, last)]
+    assert verify_run(run).problems == [
+        f"{run.root}: ids that two rows have: 1, the first in rows {rows[0]} and {rows[1]}"
+    ]
+
+
+@pytest.mark.parametrize("footer", [{"cut": 9}, {"stopped": 9}, {"errors": {"timeout": 1}}, {"folder": "lang=en"}])
+def test_a_footer_that_is_not_of_its_rows_is_named(run: RunDir, footer: dict[str, object]) -> None:
+    rewrite(run.part(0), pq.read_table(run.part(0)), **footer)
+    [name] = footer
+    assert f"part-00000.parquet: wrong {name}: " in problems(run)
+
+
 def test_a_row_that_is_gone_is_noticed(run: RunDir) -> None:
     path = run.part(0)
     rewrite(path, pq.read_table(path).slice(1))
@@ -107,3 +124,12 @@ def test_totals_that_are_older_than_a_part_are_noticed(run: RunDir, generation: 
     totals = json.loads(run.success.read_text())
     run.success.write_text(json.dumps({**totals, "generation": generation}))
     assert f"{path.name}: " in problems(run) and "_SUCCESS" in problems(run)
+
+
+def test_each_number_of_success_is_held_against_the_parts(run: RunDir) -> None:
+    told = json.loads(run.success.read_text())
+    counts = ("samples", "ok", "prompt_tokens", "completion_tokens", "saved_generations", "cached_tokens", "cut")
+    wrong = {"run_id": "x", "status": "completed_with_errors", "errors": {"timeout": 1}}
+    for name, number in (wrong | {name: told[name] + 1 for name in counts}).items():
+        run.success.write_text(json.dumps({**told, name: number}))
+        assert verify_run(run).problems == [f"_SUCCESS: {name}: {number!r}, found {told[name]!r}"]
