@@ -35,6 +35,7 @@ class EngineSpec(Section):
     )
     adapter: str | None = Field(
         None,
+        min_length=1,
         description="A LoRA adapter, a directory as PEFT saves it or a hub id: added to the model's weights as they "
         "are loaded, which must be stored unquantized. Where it has a tokenizer, that and its chat template count; its "
         "modules.json (pooling, prompts, Dense) does too. Default: none.",

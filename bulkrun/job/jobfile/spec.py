@@ -92,7 +92,8 @@ class OutputSpec(Section):
     """Where the results go, and in what form."""
 
     path: str = Field(
-        description="The result directory, which is also the run. Or s3://BUCKET/PREFIX, for the results only."
+        min_length=1,
+        description="The result directory, which is also the run. Or s3://BUCKET/PREFIX, for the results only.",
     )
     state: str | None = Field(
         None,

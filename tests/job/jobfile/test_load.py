@@ -162,6 +162,8 @@ run:
         ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
         ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),
         ("limit: null", "incremental: true", "13:3: run.incremental: needs input.id, the column that identifies"),
+        ("out/summaries", '""', '11:10: output.path: "" cannot be used here. The result directory'),
+        ("run:", 'engine: {adapter: ""}\nrun:', '12:10: engine.adapter: "" cannot be used here. A LoRA adapter'),
         ("out/summaries", "s3://", "11:10: output.path: a directory or s3://BUCKET/PREFIX"),
         ("path: out/summaries", "path: out, state: x", "11:21: output.state: only with path: s3://"),
         ('stop: ["\\n"]', "stop: ''", "10:44: sampling.stop: ('',) is not free of empty strings"),
@@ -464,3 +466,48 @@ def test_text_with_braces_in_a_set_option_is_told_how_to_be_quoted(tmp_path: Pat
 def test_a_section_or_list_in_a_set_option_is_not_told_to_be_text(folder: Path, override: str) -> None:
     said = problems(GOOD, override)
     assert said and not any("quote text" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"run": {"incremental": True}}, "run.incremental: needs input.id"),
+        (
+            {
+                "input": {"path": "a", "id": "i"},
+                "output": {"path": "b", "partition_by": ["c"]},
+                "run": {"incremental": True},
+            },
+            "run.incremental: cannot be combined with output.partition_by",
+        ),
+        ({"input": {"path": "a", "delimiter": '"'}}, "input.delimiter: must be one character other than a quote"),
+        ({"engine": {"adapters": {"a": ""}}}, "engine.adapters: each has a name and a directory"),
+        (
+            {"sampling": {"ignore_eos": True, "structured_outputs": {"regex": "a"}}},
+            "sampling.ignore_eos: a structured out",
+        ),
+        (
+            {"prompt": {"messages": [], "continue_final_message": True}},
+            "prompt.continue_final_message: the last of prompt.messages is not the assistant's",
+        ),
+        (
+            {"task": "embed", "embedding": {"prompt": "", "prompt_name": "query"}},
+            "embedding.prompt_name: given together with prompt",
+        ),
+        ({"slurm": {"time": "2:00"}}, 'slurm.time: "2:00" is 120 s, and a worker stops 120 s'),
+        ({"slurm": {"time": "0-0:01"}}, 'slurm.time: "0-0:01" is 60 s'),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(sections: dict[str, Any], problem: str) -> None:
+    with pytest.raises(JobFileError) as refused:
+        job_of({"name": "n", "model": "m", "input": {"path": "a"}, "output": {"path": "b"}, **sections})
+    assert str(refused.value).startswith(problem)
+
+
+def test_bounds_of_each_other_may_be_met() -> None:
+    sections = {
+        "sampling": {"n": 2, "best_of": 2, "min_tokens": 500},  # the model's own max_tokens may be as many
+        "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 8},
+        "slurm": {"time": "2:01"},
+    }
+    assert job_of({"name": "n", "model": "m", "input": {"path": "a"}, "output": {"path": "b"}, **sections})
