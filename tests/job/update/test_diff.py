@@ -127,6 +127,7 @@ def test_rows_without_an_id_are_told_apart_by_their_order_and_go_with_their_line
     nightly = Job(tmp_path, [(None, "", "bad_input"), ("a", "one", None), (None, "", "bad_input")])
     found = nightly.changes([("a", "one"), (None, "")])
     assert (found.counts["unchanged"], found.counts["vanished"], found.dropped) == (2, 1, [2])
+    assert nightly.changes([("a", "one"), (None, "")], Reasons(failed_only=True)).dropped == [], "a retry drops nothing"
 
 
 def test_two_rows_of_one_id_are_refused_with_their_places(nightly: Job) -> None:

@@ -90,6 +90,13 @@ def test_results_that_a_kill_left_half_changed_are_not_brought(
     assert bucket.list() == before
 
 
+def test_a_change_that_is_only_computed_keeps_nothing_back(behind: tuple[RunDir, RunRecord]) -> None:
+    run, record = behind
+    make_dirs(run.staged.state)
+    replace_json(run.staged.update, Update(Retry(), 1, 1, 24, 24, 3).to_json())
+    assert deliver_late(run, record, never) == 2
+
+
 def test_a_change_sees_who_came_after_its_first_look(
     behind: tuple[RunDir, RunRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,13 +195,13 @@ def test_custom_ids_are_the_ids_that_the_run_itself_writes(tmp_path: Path, ids: 
 
 
 def test_an_unfinished_run_is_refused_unless_its_part_is_wanted(tmp_path: Path) -> None:
-    spec = job(tmp_path / "run")
+    spec = job(tmp_path / "run", n=2)
     run, _ = enter(tmp_path / "run", spec)
     write_plan(run, make_rows(20), 10)
     with pytest.raises(RunError, match=r"not finished.*--partial"):
         export(run, "jsonl")
     text, report = export(run, "jsonl", partial=True)
-    assert (text, report.finished, report.rows, report.missing) == ("", False, 0, 20)
+    assert (text, report.finished, report.rows, report.missing) == ("", False, 0, 40)
 
 
 def test_how_many_rows_are_missing_is_counted_once_the_plan_is_complete(tmp_path: Path) -> None:

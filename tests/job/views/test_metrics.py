@@ -38,8 +38,9 @@ def test_a_finished_run(tmp_path: Path) -> None:
 def test_odd_names_and_large_numbers_come_through(tmp_path: Path) -> None:
     start(tmp_path / "out", make_rows(10), job(tmp_path / "out"))
     status = read_status(RunDir(tmp_path / "out"))
-    odd = replace(status, root=Path('a "b"\\n\nc'), prompt_tokens=123_456_789_012_345, eta_s=0.25)
-    found = samples(odd)
+    numbers = {"prompt_tokens": 123_456_789_012_345, "eta_s": 0.25, "error_rows": 0}
+    found = samples(replace(status, root=Path('a "b"\\n\nc'), **numbers))
+    assert found["bulkrun_error_rows", None] == 0, "a number, though it is none"
     assert (
         found["bulkrun_prompt_tokens", None] == 123_456_789_012_345 and found["bulkrun_remaining_seconds", None] == 0.25
     )

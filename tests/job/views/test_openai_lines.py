@@ -101,7 +101,8 @@ def test_samples_are_choices_and_the_prompt_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("bad_input", 400), ("too_long", 400), ("engine_error", 500), ("timeout", 500)]
+    ("code", "status"),
+    [("bad_input", 400), ("too_long", 400), ("empty_prompt", 400), ("engine_error", 500), ("timeout", 500)],
 )
 def test_a_failed_row_is_an_error_line_alone(code: str, status: int) -> None:
     [(output, error)] = lines(row(response=None, code=code))

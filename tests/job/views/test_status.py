@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import ErrorRateExceeded, RunError
 from bulkrun.job.store.heartbeat import Heartbeat
+from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
 from bulkrun.job.store.run_totals import read_totals
@@ -51,6 +53,8 @@ def test_an_interrupted_run_counts_its_journals(tmp_path: Path) -> None:
     start(tmp_path / "out", make_rows(40), spec, should_stop=StopAfter(25), shard_rows=20)
     status = read_status(RunDir(tmp_path / "out"))
     assert status.state == "interrupted" and status.rows_total == 40 and 0 < status.rows_done < 40
+    codes = [record.error_code for record in read_outcomes(RunDir(tmp_path / "out").journals_of(0)).answered.values()]
+    assert status.error_rows == sum(code is not None for code in codes) > 0
     assert status.next_command == "bulkrun submit JOB" and status.last_commit_age_s is None
 
 
@@ -94,6 +98,9 @@ def test_a_finished_run_whose_results_went_is_no_completed_one(tmp_path: Path) -
     run = RunDir(tmp_path / "out")
     start(run.root, make_rows(30), job(run.root))
     assert finished_totals(run) == read_totals(run)
+    shutil.copy(run.part(0), run.part(99))
+    assert str(read_status(RunDir(run.root)).message).endswith("says what does not belong there")
+    run.part(99).unlink()
     run.part(0).unlink()
     status = read_status(RunDir(run.root))
     assert status.state == "failed" and status.next_command == f"bulkrun verify {run.root}"
@@ -111,6 +118,8 @@ def test_while_an_update_is_merged_the_parts_are_between_two_totals(tmp_path: Pa
     replace_json(run.staged.update, update.to_json())
     begin_merge(run)
     assert read_status(RunDir(run.root)).state == "completed_with_errors"
+    Heartbeat(run.staged, Worker.this_process(), dict).start()
+    assert read_status(RunDir(run.root)).next_command == f"bulkrun watch {run.root}", "somebody is at it"
 
 
 def test_a_planner_that_failed_is_why_the_others_were_stopped(tmp_path: Path) -> None:
@@ -160,6 +169,11 @@ def test_running_planning_killed_and_stalled_are_told_apart(tmp_path: Path, monk
     assert read_status(run).state == "stalled" and "silent" in str(read_status(run).message)
     put_worker(run, replace(me, place="another machine"), age_s=100)
     assert read_status(run).state == "stalled"
+    replace_json(
+        run.workers / "me.json", asdict(WorkerState(replace(me, place="elsewhere"), 3, "runner", "interrupted"))
+    )
+    os.utime(run.workers / "me.json", (time.time() - 100,) * 2)
+    assert read_status(run).state == "interrupted", "it said goodbye, however long ago"
     for age_s in (1, 100):  # a process of this machine that is gone is killed, however long ago
         put_worker(run, replace(me, started="another process"), age_s=age_s)
         assert read_status(run).state == "interrupted" and "was killed" in str(read_status(run).message)
@@ -295,7 +309,7 @@ def test_list_finds_runs_and_does_not_look_into_them(tmp_path: Path) -> None:
         enter(tmp_path / name, job(tmp_path / name))
     (tmp_path / "d/e/around").symlink_to(tmp_path)
     enter(tmp_path / "b/inner", job(tmp_path / "b/inner"))
-    (tmp_path / ".hidden").mkdir()
+    enter(tmp_path / ".hidden/run", job(tmp_path / ".hidden/run"))
     assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", deep]
     assert [run.root for run in find_runs(tmp_path / "b")] == [tmp_path / "b"]
 

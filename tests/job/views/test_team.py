@@ -35,7 +35,7 @@ def test_committed_rows_count_once_and_open_rows_add_up() -> None:
     behind = replace(ONE, rows_done=220, rows_done_open=20, error_rows=7, error_rows_open=2, remaining_tokens=11_000)
     both = sum_snapshots([ONE, behind], elapsed_s=9.0)
     assert (both.rows_total, both.rows_done, both.error_rows) == (1000, 300 + 30 + 20, 10 + 3 + 2)
-    assert (both.prompt_tokens, both.completion_tokens) == (3600, 720)
+    assert (both.prompt_tokens, both.completion_tokens, both.remaining_tokens) == (3600, 720, 10_000)
     assert (both.num_running, both.num_waiting, both.kv_cache_usage, both.elapsed_s) == (16, 32, 0.5, 9.0)
 
 
@@ -44,6 +44,11 @@ def test_rates_add_up_and_the_time_left_follows_from_them() -> None:
     assert (both.rows_per_s, both.prompt_tokens_per_s, both.completion_tokens_per_s) == (10.0, 120.0, 80.0)
     assert both.eta_s == 10_000 / 200
     assert sum_snapshots([ProgressSnapshot()], elapsed_s=1.0).eta_s is None
+
+
+def test_a_plan_that_one_of_them_knows_to_be_complete_is() -> None:
+    known = [replace(ONE, plan_complete=True), ONE]
+    assert sum_snapshots(known, elapsed_s=1.0).plan_complete and not sum_snapshots([ONE], elapsed_s=1.0).plan_complete
 
 
 def test_a_shard_open_twice_never_makes_more_than_all() -> None:

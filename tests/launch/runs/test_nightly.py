@@ -130,12 +130,14 @@ def test_vanished_rows_stay_or_go_as_asked_and_their_numbers_are_never_given_aga
     assert not nights.submit().worked
     assert len(nights.results()) == 12
     done = nights.submit(run__on_vanished="drop")
-    assert done.worked and nights.ran == 0 and done.totals.rows == 10
+    assert done.worked and nights.ran == 0 and done.totals.rows == 10 and done.totals.updates[-1]["whole"]
     assert set(nights.results()) == {f"r{number}" for number in range(10)}
     whole(nights)
+    compact(RunDir(nights.out), grace_s=0)
     nights.write([*rows_of(10), {"id": "late", "text": "x"}])
-    nights.submit(run__on_vanished="drop")
+    done = nights.submit(run__on_vanished="drop")
     assert nights.results()["late"]["row"] == 12
+    assert [update["kind"] for update in done.totals.updates] == ["incremental", "compact", "incremental"]
 
 
 def test_failed_rows_run_again_each_night_and_refused_ones_do_not(nights: Nights) -> None:

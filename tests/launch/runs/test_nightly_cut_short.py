@@ -218,6 +218,13 @@ def test_a_first_run_that_was_killed_while_it_was_ended_leaves_nothing_half_writ
     whole(nights)
 
 
+def test_a_first_run_that_ended_with_its_rows_is_whole_where_the_night_brings_nothing(nights: Nights) -> None:
+    cut_first_run(nights)
+    nights.write([])
+    assert not nights.submit().worked and 0 < len(nights.results()) < 60
+    whole(nights)
+
+
 def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> None:
     nights.write(rows_of(5))
     nights.submit()
@@ -375,7 +382,8 @@ def test_a_first_run_whose_copy_lacks_its_empty_folders_is_continued(nights: Nig
     run = RunDir(nights.out)
     for folder in (run.claims, run.journal, run.tmp):
         shutil.rmtree(folder)
-    assert nights.submit().totals.rows == 20
+    totals = nights.submit().totals
+    assert (totals.rows, totals.generation) == (20, 0), "by its own plan"
     whole(nights)
 
 

@@ -79,6 +79,8 @@ def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) ->
     nights.write(rows_of(9))
     nights.submit()
     assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
+    with pytest.raises(ResumeError, match="cannot stand side by side"):
+        nights.submit(flags={"full_refresh": True}, sampling__n=2)
 
 
 @pytest.mark.parametrize(
