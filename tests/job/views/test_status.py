@@ -13,8 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data.results.parts import read_part_info, write_part
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import ErrorRateExceeded, RunError
 from bulkrun.job.store.heartbeat import Heartbeat
@@ -210,6 +212,26 @@ def test_verify_names_the_damaged_the_missing_and_the_swapped_part(tmp_path: Pat
     )
     assert "_SUCCESS: parts: 4, found 2" in problems
     assert "part-00000.parquet: is not there" in problems
+
+
+def test_verify_holds_a_footer_against_its_rows_and_the_plan(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    start(run.root, make_rows(12), job(run.root))
+    path = run.part(0)
+    table, info = pq.read_table(path), read_part_info(path)
+
+    def problems(without: str | None = None, **footer: Any) -> str:
+        path.unlink()
+        write_part(path, table if without is None else table.drop_columns([without]), replace(info, **footer))
+        return "\n".join(verify_run(run).problems)
+
+    assert not problems()
+    assert "part-00000.parquet: wrong run: 'x' instead of" in problems(run_id="x")
+    assert "part-00000.parquet: wrong errors: {'timeout': 2} instead of" in problems(errors={"timeout": 2})
+    assert "part-00000.parquet: wrong cut: 77 instead of" in problems(cut=77)
+    assert "part-00000.parquet: wrong stopped: 77 instead of 0" in problems(stopped=77)
+    assert "_SUCCESS: prompt_tokens: " in problems(prompt_tokens=1)
+    assert "part-00000.parquet: its columns are not those of the plan" in problems(without="weight")
 
 
 def test_a_damaged_part_is_redone_as_the_message_says(tmp_path: Path) -> None:
