@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -119,16 +120,30 @@ def _metadata(path: Path) -> pq.FileMetaData:
     try:
         with read_errors(path):
             return pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        what = f"not a whole Parquet file ({first_line(error)})"
-        raise RunError(f"{path}: {what}; the disk or another program damaged it") from error
+    except (pa.ArrowException, OSError, UnicodeError) as error:  # the last of a column's name
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> RunError:
+    what = f"not a whole Parquet file ({first_line(error)})"
+    return RunError(f"{path}: {what}; the disk or another program damaged it")
+
+
+def _entry(path: Path, metadata: pq.FileMetaData) -> dict[str, Any] | None:
+    """What a part says of itself; no checksum of the file's own covers it."""
+    entry = (metadata.metadata or {}).get(METADATA_KEY)
+    try:
+        document = None if entry is None else json.loads(entry)
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    return document
 
 
 def _info(path: Path, metadata: pq.FileMetaData) -> PartInfo:
-    entry = (metadata.metadata or {}).get(METADATA_KEY)
+    entry = _entry(path, metadata)
     if entry is None:
         raise RunError(f"{path}: a Parquet file that bulkrun did not write; move it out of the result directory")
-    info = from_document(PartInfo, json.loads(entry), path, "the footer of a part")
+    info = from_document(PartInfo, entry, path, "the footer of a part")
     if info.rows != metadata.num_rows:
         raise RunError(f"{path}: holds {metadata.num_rows} rows, its footer declares {info.rows}; it is damaged")
     return info
@@ -139,8 +154,8 @@ def partition_types(path: Path) -> dict[str, str]:
 
     Raises RunError when the file is torn.
     """
-    entry = (_metadata(path).metadata or {}).get(METADATA_KEY)
-    return dict(json.loads(entry).get("partition_types", {})) if entry else {}
+    entry = _entry(path, _metadata(path))
+    return dict(entry.get("partition_types", {})) if entry else {}
 
 
 def row_bounds(paths: Iterable[Path]) -> tuple[int, int]:

@@ -71,6 +71,8 @@ def read_shard(path: Path) -> tuple[ShardInfo, pa.Table]:
     """The shard's info and all its rows (a shard fits into memory by construction). Raises RunError when it is torn."""
     with _opened(path) as reader:
         table = reader.read_all()
+        if table.column_names != shard_schema(pa.schema([])).names:
+            raise KeyError(", ".join(table.column_names))
         return _info(path, table.schema), table
 
 
@@ -98,7 +100,7 @@ def read_shard_info(path: Path) -> ShardInfo:
 
 
 def _info(path: Path, schema: pa.Schema) -> ShardInfo:
-    return from_document(ShardInfo, json.loads(schema.metadata[METADATA_KEY]), path, "a shard of a plan")
+    return from_document(ShardInfo, json.loads((schema.metadata or {})[METADATA_KEY]), path, "a shard of a plan")
 
 
 @contextmanager
@@ -109,7 +111,7 @@ def _opened(path: Path, columns: Sequence[str] = ()) -> Iterator[pa.ipc.RecordBa
         # Not mapped: a disk that fails while a map of it is read kills the process.
         with read_errors(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source, options=options) as reader:
             yield reader
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:  # the last two: of names and metadata
         raise RunError(
             f"{path}: not a whole shard of the plan ({error}); the disk or another program damaged it: start again "
             "with --fresh"

@@ -67,6 +67,19 @@ def test_every_flipped_bit_of_the_data_is_found(tmp_path: Path) -> None:
     assert found > 20
 
 
+def test_a_flipped_bit_of_a_footer_is_damage_or_nothing_and_never_a_traceback(tmp_path: Path) -> None:
+    write_part(tmp_path / "p", TABLE, INFO)
+    good, found = (tmp_path / "p").read_bytes(), 0
+    begin = good.index(b'{"run_id"')  # what it says of itself; before it, the names of columns
+    for at in (*range(begin, begin + 200, 9), good.rindex(b"response", 0, begin)):
+        (tmp_path / "bad").write_bytes(good[:at] + bytes([good[at] ^ 0x80]) + good[at + 1 :])
+        try:
+            read_part_info(tmp_path / "bad")
+        except RunError as error:
+            found += "bad: not a whole Parquet file" in str(error)
+    assert found > 20
+
+
 @pytest.mark.parametrize("cut", [0, 4, 100, -1])
 def test_a_torn_part_is_named(tmp_path: Path, cut: int) -> None:
     write_part(tmp_path / "p", TABLE, INFO)
