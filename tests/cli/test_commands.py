@@ -139,6 +139,7 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
     assert as_json("query", "out", sql) == whole
     some = as_json("query", "out", "SELECT row FROM results", "--limit", "3")
     assert (len(some["rows"]), some["truncated"]) == (3, True)
+    assert not as_json("query", "out", "SELECT row FROM results", "--limit", "32")["truncated"], "these are all"
     assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
     assert "rows" in bulkrun("query", "out", sql).stdout
     nested = "SELECT {'a': [1, NULL], 'b': 'ü'} AS s, [{'t': DATE '2026-01-02'}] AS l"

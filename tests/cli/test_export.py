@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from bulkrun.cli import main
 from tests.job.small_runs import job, make_rows, start
+from tests.job.work.test_runner import StopAfter
 from tests.launch.one_process import one_process, own_engine
 
 ROOT = Path(__file__).parent.parent.parent
@@ -242,3 +243,13 @@ def test_messages_go_to_stderr_and_data_to_stdout(folder: Path) -> None:
 def test_one_row_is_counted_as_one(tmp_path: Path) -> None:
     start(tmp_path / "run", make_rows(1), job(tmp_path / "run"))
     assert bulkrun("export", str(tmp_path / "run"), "--format", "jsonl").stderr == "1 row\n"
+
+
+def test_a_run_that_is_not_finished_is_exported_only_where_that_is_asked(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    start(Path(out), make_rows(40), job(Path(out), max_tokens=60), should_stop=StopAfter(25), shard_rows=20)
+    command = ["export", out, "--format", "jsonl", "-o", str(tmp_path / "rows.jsonl")]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 1 and "--partial exports what is committed" in refused.stderr
+    partial = CliRunner().invoke(main, [*command, "--partial"])
+    assert partial.exit_code == 0 and "is not finished: " in partial.stderr

@@ -125,3 +125,26 @@ def test_a_file_that_cannot_be_read_is_named_and_is_not_called_stdout(
         cli.run()
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith(f"error: {record}: Input/output error; the disk or network file")
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "asked"),
+    [
+        (
+            ["retry", "--failed", "--code", "timeout", "--set", "a=b", "--discard", "--workers", "3"],
+            "retry.retry",
+            {"overrides": ("a=b",), "codes": ("timeout",), "begin_anew": True, "workers": 3},
+        ),
+        (["retry", "--failed"], "retry.retry", {"overrides": (), "codes": (), "begin_anew": False, "workers": None}),
+        (["worker", "--workers", "3"], "run.join", {}),
+    ],
+)
+def test_options_reach_what_they_are_for(
+    command: list[str], function: str, asked: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(root: Path, *given: object, **options: object) -> None:
+        assert (root, options) == (tmp_path, asked) and (asked or given[0] == 3)
+        raise BulkrunError("it was asked for")
+
+    monkeypatch.setattr(f"bulkrun.launch.runs.{function}", work)
+    assert "it was asked for" in CliRunner().invoke(main, [*command, str(tmp_path)]).stderr

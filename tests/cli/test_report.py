@@ -79,6 +79,9 @@ def test_the_page_is_one_file_that_runs_and_fetches_nothing(run: Path, tmp_path:
     heights = [float(attrs["height"] or 0) for tag, attrs in page.tags if tag == "rect"]
     assert heights and all(0 <= height <= 100 for height in heights) and max(heights) == 100
     assert len(text) < 2**20
+    assert json.loads(report(run, "--html", tmp_path / "report.html", "--json"))["model"] == "fake", (
+        "one does not hide the other"
+    )
 
 
 def test_a_page_that_cannot_be_written_says_where(run: Path, tmp_path: Path) -> None:

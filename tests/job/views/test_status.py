@@ -47,6 +47,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
         8,
     )
     assert (status.shards_total, status.shards_committed) == (3, 3) and status.totals is not None
+    assert status.cut == status.totals.cut > 0
     assert status.next_command == f"bulkrun errors {tmp_path / 'out'}"
 
 
@@ -167,15 +168,11 @@ def test_running_planning_killed_and_stalled_are_told_apart(tmp_path: Path, monk
     put_worker(run, me, 1, rows_per_s=2.0, prompt_tokens_per_s=30.0, completion_tokens_per_s=10.0, remaining_tokens=400)
     status = read_status(run)
     assert (status.state, status.rows_per_s, status.tokens_per_s, status.eta_s) == ("running", 2.0, 40.0, 10.0)
-    put_worker(run, me, age_s=100)
-    assert read_status(run).state == "stalled" and "silent" in str(read_status(run).message)
+    put_worker(run, me, age_s=100, rows_per_s=2.0)
+    status = read_status(run)
+    assert (status.state, status.rows_per_s) == ("stalled", 0) and "silent" in str(status.message)
     put_worker(run, replace(me, place="another machine"), age_s=100)
     assert read_status(run).state == "stalled"
-    replace_json(
-        run.workers / "me.json", asdict(WorkerState(replace(me, place="elsewhere"), 3, "runner", "interrupted"))
-    )
-    os.utime(run.workers / "me.json", (time.time() - 100,) * 2)
-    assert read_status(run).state == "interrupted", "it said goodbye, however long ago"
     for age_s in (1, 100):  # a process of this machine that is gone is killed, however long ago
         put_worker(run, replace(me, started="another process"), age_s=age_s)
         assert read_status(run).state == "interrupted" and "was killed" in str(read_status(run).message)

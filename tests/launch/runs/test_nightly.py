@@ -134,6 +134,8 @@ def test_vanished_rows_stay_or_go_as_asked_and_their_numbers_are_never_given_aga
     assert set(nights.results()) == {f"r{number}" for number in range(10)}
     whole(nights)
     compact(RunDir(nights.out), grace_s=0)
+    status = read_status(RunDir(nights.out))
+    assert (status.rows_total, status.rows_done, status.shards_total) == (10, 10, 1)
     nights.write([*rows_of(10), {"id": "late", "text": "x"}])
     done = nights.submit(run__on_vanished="drop")
     assert nights.results()["late"]["row"] == 12
