@@ -54,7 +54,9 @@ class Overrides:
         self._sampling = sampling
         self._column_of: dict[str, str] = dict(sorted(sampling.per_row.items()))
         # Rows repeat their values: a job has few combinations, and each is checked once.
-        self._check: Callable[[str], RowSampling | RowError] = lru_cache(_CACHED_COMBINATIONS)(self._checked)
+        self._check: Callable[[str, frozenset[str]], RowSampling | RowError] = lru_cache(_CACHED_COMBINATIONS)(
+            self._checked
+        )
         job = sampling.to_params()
         self._job = RowSampling(None, job.max_tokens, job.greedy)
 
@@ -76,10 +78,13 @@ class Overrides:
                 values[key] = sampling_value(key, row[column])
             except ValueError as problem:
                 return RowError("bad_input", f"column {column!r} (sampling.{key}): {problem}")
-        values |= own
-        return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False)) if values else self._job
+        if not (values := {**values, **own}):
+            return self._job
+        from_columns = frozenset(self._column_of.keys() - own.keys())
+        return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False), from_columns)
 
-    def _checked(self, overrides: str) -> RowSampling | RowError:
+    def _checked(self, overrides: str, from_columns: frozenset[str]) -> RowSampling | RowError:
+        """`from_columns`: the keys whose value would be a column's."""
         values, adapter, _ = own_values(overrides)
         try:
             if isinstance(schema := values.get("structured_outputs"), str):
@@ -89,7 +94,7 @@ class Overrides:
             params = self._sampling.to_params(values)
         except ValueError as problem:
             key = str(problem).split(":")[0]
-            column = self._column_of.get(key)
+            column = self._column_of[key] if key in from_columns else None
             where = f"column {column!r} (sampling.{key})" if column else "this row's sampling values"
             return RowError("bad_input", f"{where}: {problem}")
         return RowSampling(overrides, params.max_tokens, params.greedy, adapter)

@@ -207,6 +207,11 @@ def test_decimals_are_numbers(column: str, value: Decimal, expected: float) -> N
     assert list(json.loads(sampling.overrides or "").values()) == [expected]
 
 
+def test_a_value_that_a_row_brings_otherwise_is_not_said_to_be_a_columns() -> None:
+    error = Overrides(SamplingSpec(per_row={"top_p": "p"}), ["p"]).of_row({"p": 0.5}, {"top_p": 2.0})
+    assert isinstance(error, RowError) and error.message.startswith("this row's sampling values: top_p: 2.0 is not")
+
+
 def test_a_row_that_asks_for_noise_is_not_greedy_and_one_that_asks_for_none_is() -> None:
     overrides = Overrides(SamplingSpec(temperature=0.7, per_row={"temperature": "t"}), ["t"])
     assert [overrides.of_row({"t": value})[2] for value in (None, 0, 0.5)] == [False, True, False]
