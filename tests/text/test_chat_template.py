@@ -112,6 +112,19 @@ def test_options_may_have_any_name_and_never_replace_the_messages() -> None:
     assert template.render([said], **{"self": 1, "messages": [], "cls": 2}) == "Hi 2"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_come_by_the_names_that_templates_read(name: str) -> None:
+    template = ChatTemplate("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}", {})
+    assert template.render([{"role": "assistant", "content": "So.", name: "Hm."}]) == "Hm. Hm."
+
+
+def test_tools_and_documents_are_none_unless_they_are_given() -> None:
+    template = ChatTemplate("{{ tools }} {{ documents }}", {})
+    said = [{"role": "user", "content": "Hi"}]
+    assert template.render(said) == "None None"
+    assert template.render(said, tools=[1], documents=[2]) == "[1] [2]"
+
+
 def test_the_date_is_the_given_clocks() -> None:
     template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}, now=lambda: datetime(2031, 2, 3))
     assert template.render(CHATS[0]) == "2031-02-03"

@@ -110,6 +110,11 @@ def test_thoughts_beside_the_text_come_before_it() -> None:
     assert str(theirs(QWEN_3, chat)).endswith("assistant\n<think>\nHm.\n</think>\n\nIt is")
 
 
+def test_a_template_is_asked_for_no_other_message() -> None:
+    source = "{{ add_generation_prompt }}: {% for m in messages %}{{ m.content }} {% endfor %}"
+    assert ours(ChatTemplate(source, {}), [ASKED, said("So")]) == theirs(source, [ASKED, said("So")]) is not None
+
+
 def test_the_last_text_part_is_where_the_model_goes_on() -> None:
     chat = [ASKED, said([{"type": "text", "text": "One"}, {"type": "text", "text": " two "}])]
     for source in (test_content_form.QWEN_VL, test_content_form.JOINED, test_content_form.GLM):

@@ -114,3 +114,11 @@ def test_a_tokenizer_that_gives_both_texts_one_type_needs_no_separator(bert: Pat
     backend = Backend.from_file(str(bert / "tokenizer.json"))
     separated(backend, single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]")
     assert PairEncoder(backend, 2).separator is None
+
+
+@pytest.mark.parametrize(("inputs", "separator"), [(["token_type_ids"], 3), ([], None)])
+def test_a_model_that_is_given_no_types_has_none(inputs: list[str], separator: int | None, bert: Path) -> None:
+    config = json.loads((bert / "tokenizer_config.json").read_text())
+    named = {"model_input_names": ["input_ids", *inputs, "attention_mask"]}
+    (bert / "tokenizer_config.json").write_text(json.dumps(config | named))
+    assert Tokenizer.from_dir(bert, of_pairs=True).pair_separator == separator

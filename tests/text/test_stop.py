@@ -78,6 +78,19 @@ def test_a_broken_character_at_the_start_hides_nothing_after_it(kind: str) -> No
         assert run_matcher(kind, ids[start:], ["本"])[0] == first_match(kind, ids[start:], ["本"])
 
 
+@pytest.mark.parametrize("kind", ["byte level", "metaspace"])
+def test_a_stop_string_may_have_several_tokens_for_each_character(kind: str) -> None:
+    [ids] = tokenizer(kind).encode_batch(["Q 語の絵文字🎉🚀 x"], False)
+    assert run_matcher(kind, ids, ["語の絵文字🎉🚀"])[0] == first_match(kind, ids, ["語の絵文字🎉🚀"]) is not None
+
+
+def test_special_tokens_within_a_stop_string_hide_nothing_of_it() -> None:
+    [[first, *others]] = tokenizer("byte level").encode_batch(["qzq"], False)
+    end = tokenizer("byte level").eos_token_id
+    assert end is not None and others
+    assert run_matcher("byte level", [first, *[end] * 20, *others], ["qzq"]) == (21 + len(others), "qzq")
+
+
 def test_a_match_that_was_not_acted_on_is_not_reported_again() -> None:
     ids = tokenizer("byte level").encode_batch(["a###bcd###e"], False)[0]
     matcher = stop_matcher_factory(tokenizer("byte level"))(["###"])

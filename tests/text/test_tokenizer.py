@@ -36,6 +36,7 @@ MAKERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "byte level, bos as object": (byte_level, {"bos_token": {"__type": "AddedToken", **NEW_TOKEN, "content": "<s>"}}),
     "metaspace, bos": (metaspace, {}),
     "metaspace, config switches bos off": (metaspace, {"add_bos_token": False}),
+    "metaspace, token in the config only": (metaspace, {"pad_token": "<|pad|>"}),
 }
 TEXTS = [
     "The fox",
@@ -125,9 +126,17 @@ def test_special_tokens_and_size_equal_transformers(name: str) -> None:
     ]
 
 
+def test_a_word_is_no_special_token(tmp_path: Path) -> None:
+    """Of which a grammar would ask by its id, though other tokens write the same text."""
+    tokenizer = Tokenizer.from_dir(byte_level(tmp_path))
+    assert [tokenizer.special_id(text) for text in ("</s>", "the", "<|none|>")] == [1, None, None]
+
+
 def test_padding_and_truncation_saved_in_the_file_are_ignored(tmp_path: Path) -> None:
     saved = json.loads((byte_level(tmp_path) / "tokenizer.json").read_text())
     saved["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    padding = {"pad_id": 0, "pad_type_id": 0, "pad_token": "<s>", "pad_to_multiple_of": None}
+    saved["padding"] = {"strategy": "BatchLongest", "direction": "Left", **padding}
     (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
     long, short = Tokenizer.from_dir(tmp_path).encode_batch(["a longer text than three tokens", "x"], True)
     assert len(long) > 3 and len(short) == 1

@@ -98,7 +98,7 @@ def test_an_adapter_stands_beside_a_rows_own_sampling_values_and_its_budget(tmp_
 
 def lines(*models: Any) -> list[dict[str, Any]]:
     said = [{} if model == "missing" else {"model": model} for model in models]
-    body = {"messages": [{"role": "user", "content": "hello"}]}
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     head = {"method": "POST", "url": "/v1/chat/completions"}
     return [{"custom_id": str(row), **head, "body": {**body, **own}} for row, own in enumerate(said)]
 
@@ -111,8 +111,10 @@ def batch(tmp_path: Path, *models: Any, **sections: Any) -> list[dict[str, Any]]
 
 def test_an_openai_line_names_it_as_its_model(tmp_path: Path) -> None:
     rows = batch(tmp_path, "legal", "none", "missing", "gpt-5", 3, engine={"adapters": ADAPTERS})
-    assert [own_values(row["overrides"]).adapter for row in rows[:3]] == ["legal", "", ""]
-    assert [row["error_message"] for row in rows[3:]] == [
+    own = [own_values(row["overrides"])[:2] for row in rows[:3]]
+    assert own == [({"max_tokens": 4}, "legal"), ({"max_tokens": 4}, ""), ({"max_tokens": 4}, "")]
+    assert [row["error_message"] for row in rows] == [
+        *(None, None, None),
         "body.model: 'gpt-5' is none of engine.adapters; there are: legal, poems, 7",
         "body.model: 3 is none of engine.adapters; there are: legal, poems, 7",
     ]

@@ -74,6 +74,12 @@ def test_every_form_of_prompt_section(prompt: dict[str, Any], expected: str) -> 
     assert text(build(prompt, [{"a": "x", "b": 2}])[0]) == expected
 
 
+def test_a_conversation_that_is_judged_asks_for_no_answer() -> None:
+    spec = job("x", prompt={"messages": "m"}).model_copy(update={"task": "classify"})
+    [judged] = PromptBuilder(spec, ["m"], CharacterCodec(chat=True)).build(batch_of([{"m": [USER]}]))
+    assert text(judged) == "[user]Hi\n[add_generation_prompt=False][assistant]"
+
+
 def test_without_a_chat_template_the_text_is_the_prompt_after_bos() -> None:
     plain, system = (build(p, [{"a": "x"}], chat=False)[0] for p in ({"column": "a"}, {"column": "a", "system": "s"}))
     assert isinstance(plain, Prompt) and plain.token_ids == [BOS, ord("x")]
@@ -88,6 +94,13 @@ def test_messages_need_a_chat_template_and_that_is_said_before_the_run() -> None
 def test_values_for_a_chat_template_that_is_not_there_are_refused_before_the_run() -> None:
     with pytest.raises(JobFileError, match=r"prompt\.chat_template_kwargs: the model 'none' has no chat template"):
         build({"column": "a", "chat_template_kwargs": {"think": False}}, [{"a": "x"}], chat=False)
+
+
+@pytest.mark.parametrize("none", ["", "[]", []])
+def test_a_row_without_tools_in_its_column_is_offered_none(none: Any) -> None:
+    prompt, calls = {"column": "a", "tools": "t"}, {"tool_calls": {"format": "hermes"}}
+    for prompt_of_row in build(prompt, [{"a": "x", "t": none}, {"a": "x", "t": None}], sampling=calls):
+        assert text(prompt_of_row) == "[user]x\n[assistant]"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

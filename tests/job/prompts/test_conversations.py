@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from bulkrun.job.jobfile.prompt import PromptSpec
-from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, no_column_used, read_messages
+from bulkrun.job.prompts.conversations import (
+    Ask,
+    BadMessages,
+    asks_nothing,
+    conversation_maker,
+    no_column_used,
+    read_messages,
+)
 
 
 def text(value: str) -> dict[str, Any]:
@@ -60,6 +68,15 @@ def test_calls_have_their_arguments_as_templates_read_them(given: Any, content: 
 def test_a_call_without_arguments_has_none(none: Any) -> None:
     [message] = read_messages([{"role": "assistant", "tool_calls": [called(none)]}])
     assert message["tool_calls"] == [called({})]
+
+
+def test_nulls_in_the_structs_of_a_column_are_no_arguments() -> None:
+    """They are other rows' arguments; in JSON a null is meant."""
+    read, _ = conversation_maker(PromptSpec(messages="m"), ["m"])
+    chat = [{"role": "assistant", "content": None, "tool_calls": [called({"city": "Paris", "days": None})]}]
+    for given, arguments in ((chat, {"city": "Paris"}), (json.dumps(chat), {"city": "Paris", "days": None})):
+        asked = read({"m": given})
+        assert isinstance(asked, Ask) and asked.messages[0]["tool_calls"] == [called(arguments)]
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,7 @@ def test_logprobs_need_the_jobs_column() -> None:
     assert overrides(chat(logprobs=True, top_logprobs=3), **with_column) == {"logprobs": 3}
     assert overrides(chat(logprobs=True), **with_column) == {"logprobs": 0}
     assert overrides(completion(logprobs=2), **with_column) == {"logprobs": 2}
+    assert overrides(completion(logprobs=0), **with_column) == {"logprobs": 0}
     assert overrides(chat(logprobs=False), **with_column) == {}
 
 
