@@ -87,6 +87,11 @@ def test_what_is_no_call_stays_in_the_text(arguments: str) -> None:
     assert not split.calls and arguments in (split.response or "")
 
 
+def test_a_call_that_is_whole_counts_though_its_output_was_cut_behind_it() -> None:
+    _, response = split_channels(CALL, is_ended=False)
+    assert [tuple(call) for call in split_calls(response or "", "harmony").calls] == [("weather", '{"city": "Bern"}')]
+
+
 def test_no_arguments_are_none() -> None:
     _, response = split_channels(CALL.replace('{"city": "Bern"}', ""), is_ended=True)
     assert [tuple(call) for call in split_calls(response or "", "harmony").calls] == [("weather", "{}")]

@@ -128,7 +128,7 @@ def test_every_parameter_of_openai_and_vllm_that_is_honoured_reaches_the_samplin
     plain = {
         "temperature": 0.5,
         "top_p": 0.9,
-        "seed": 3,
+        "seed": 2**40,
         "presence_penalty": 0.1,
         "frequency_penalty": -0.2,
         "repetition_penalty": 1.1,
@@ -279,7 +279,8 @@ def test_a_line_may_have_a_regex_choices_or_a_grammar_of_its_own(given: dict[str
 
 
 def test_json_object_is_the_schema_of_any_object() -> None:
-    for ways in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+    no_schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}
+    for ways in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}, no_schema):
         assert json.loads(overrides(chat(**ways))["structured_outputs"]) == {"type": "object"}
 
 
@@ -420,6 +421,7 @@ def test_a_line_wins_over_a_column_also_where_it_says_what_the_job_says(key: str
         (chat(stop="\ud83d"), ["body.stop"]),
         (chat(stop_token_ids=["a"]), ["body.stop_token_ids"]),
         (chat(logprobs=5), ["body.logprobs", "true or false"]),
+        (chat(temperature=10**400), ["body.temperature", "is not a number"]),
         (chat(top_logprobs=5), ["body.top_logprobs", "logprobs: true"]),
         (chat(response_format={"type": "xml"}), ["body.response_format", "json_schema"]),
         (chat(response_format="json"), ["body.response_format"]),
