@@ -90,6 +90,7 @@ VALUES: list[tuple[Any, str, bool]] = [
     ({"type": "object", "additionalProperties": {"type": "integer"}, "required": ["k"]}, "{k:1}", True),
     ({"type": "object", "additionalProperties": {"type": "integer"}, "required": ["k"]}, "{k:@1@}", False),
     ({"type": "object", "additionalProperties": False}, "{}", True),
+    ({"type": "object", "additionalProperties": False}, "{a:1}", False),
     ({"$ref": "#/$defs/Tree"}, "{below:[{below:[],name:@b@}],name:@a@}", True),
     ({"$ref": "#/$defs/Tree"}, "{below:[{below:[]}],name:@a@}", False),
     ({}, "{a:[1,@b@,{c:null}]}", True),
@@ -115,6 +116,17 @@ def test_what_fits_a_schema_may_be_written(
     if fits:
         assert len(split_calls(text, form).calls) == 2
         assert BoundCallsParser(structured).parse(text, "stop") == (None, None)
+
+
+def test_each_function_has_definitions_of_its_own(tmp_path: Path) -> None:
+    functions: list[dict[str, Any]] = [
+        {"name": name, "parameters": {"properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": kind}}}}
+        for name, kind in (("f", "boolean"), ("g", "integer"))
+    ]
+    tokenizer = with_special(tmp_path)
+    [token_ids] = tokenizer.encode_batch(["<|tool_call>call:g{x:5}<tool_call|>"], False)
+    constraint = Grammars(tokenizer).constraint(bound("gemma4", True, functions))
+    assert all(constraint.accept(token) is None for token in token_ids) and constraint.progress() == "closed"
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,11 @@ def test_what_is_not_what_has_to_be_called_is_an_error(text: str, why: str) -> N
     assert cut is not None and "raise sampling.max_tokens" in cut.message
 
 
+def test_of_several_calls_the_last_may_be_cut() -> None:
+    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<tool_call>{"na'
+    assert BoundCallsParser(bound("hermes", False)).parse(text, "length", "unfinished") == (None, None)
+
+
 def test_parameters_that_no_grammar_can_be_made_of_are_refused() -> None:
     pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)"}}}
     with pytest.raises(ValueError, match=r"."):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
+from bulkrun.job.outputs.marker_decode import MarkerDecode
 from bulkrun.job.outputs.output_text import Output, cut_at_stop, output_texts
 from bulkrun.request import Completion, SamplingParams, StructuredOutput
 from bulkrun.text.constraint import token_constraint_factory
@@ -54,6 +55,13 @@ def test_the_space_is_kept_after_special_tokens_at_the_end_of_a_prompt(kind: str
     prompt, output = split(kind, "q!", " fox")
     [marker] = tokenizer(kind).encode_batch(["</s>"], False)
     assert read(kind, [*prompt, *marker * 3], output) == " fox"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_shows_markers_loses_no_space(kind: str) -> None:
+    """A token that is a space alone reads as nothing where the decoder drops the space that a text begins with."""
+    [ids] = tokenizer(kind).encode_batch(["q 日  x</s>"], False)
+    assert MarkerDecode(tokenizer(kind).decode_batch, {"</s>"})([ids]) == ["q 日  x</s>"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -280,7 +280,11 @@ def test_a_line_may_have_a_regex_choices_or_a_grammar_of_its_own(given: dict[str
 
 def test_json_object_is_the_schema_of_any_object() -> None:
     no_schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}
-    for ways in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}, no_schema):
+    for ways in (
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+        no_schema,
+    ):
         assert json.loads(overrides(chat(**ways))["structured_outputs"]) == {"type": "object"}
 
 

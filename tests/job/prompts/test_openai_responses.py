@@ -69,6 +69,7 @@ def thought(*texts: str, **more: Any) -> dict[str, Any]:
     }
 
 
+SHORT = [{"type": "summary_text", "text": "short"}]
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "4"}
 TOOL_SAID = {"role": "tool", "content": "4", "tool_call_id": "c1"}
 
@@ -119,11 +120,11 @@ TOOL_SAID = {"role": "tool", "content": "4", "tool_call_id": "c1"}
         ),
         (
             [*HELLO, {"role": "assistant", "content": "Hi", "reasoning_content": "a\nb"}, *HELLO],
-            {"input": [*HELLO, thought("a", "b"), said("Hi"), *HELLO]},
+            {"input": [*HELLO, thought("a", "b", summary=SHORT), said("Hi"), *HELLO]},
         ),
         (
             [{"role": "assistant", "content": "Hi", "reasoning_content": "short", "tool_calls": [call("f")]}],
-            {"input": [thought(summary=[{"type": "summary_text", "text": "short"}]), said("Hi"), item("f")]},
+            {"input": [thought(summary=SHORT), said("Hi"), item("f")]},
         ),
         (
             [{"role": "assistant", "content": "Hi"}, {"role": "assistant", "content": "Ho", "reasoning_content": "b"}],
@@ -223,6 +224,14 @@ def test_parameters_are_those_of_a_chat(of_chat: dict[str, Any], given: Any, sec
     same = asked("/v1/chat/completions", {"messages": HELLO, **of_chat}, **sections)
     assert isinstance(same, Ask) and made == same
     assert json.dumps(dict(made.sampling)) == json.dumps(dict(same.sampling)), "in one order: it tells rows apart"
+
+
+def test_nulls_in_a_function_count_as_absent_in_json_too() -> None:
+    ask, _ = batch_maker(job("x", prompt={}, sampling=CALLS), COLUMNS, "custom_id")
+    body = {"input": "Hello", "tools": [{**FLAT_OTHER, "description": None}]}
+    assert ask(line(json.dumps(body), "/v1/responses")) == response(
+        {"input": "Hello", "tools": [FLAT_OTHER]}, sampling=CALLS
+    )
 
 
 def test_what_asks_for_nothing_or_is_for_openais_service_changes_nothing() -> None:
