@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Protocol
 
 from bulkrun.request import Progress, Thinking
+from bulkrun.text.byte_tokens import REPLACEMENT
 from bulkrun.text.tokenizer import Tokenizer
 
 _PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
@@ -151,7 +152,7 @@ class ThinkingConstraint:
         if text.startswith(self._markers.start):
             self._begin_thoughts()
             return self._think(text.removeprefix(self._markers.start))
-        if self._markers.start.startswith(text):
+        if self._markers.start.startswith(text.rstrip(REPLACEMENT)):  # half a character may become the marker's
             return None
         self._answer = self._trial
         self._begin_answer()

@@ -195,16 +195,27 @@ def test_an_end_that_has_begun_is_finished_not_begun_again(tmp_path: Path) -> No
     assert allowed_tokens(made, tokenizer.vocab_size) is None
 
 
-def test_an_answer_that_begins_inside_the_markers_last_token_is_not_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [">yes", ">\n\nyes"])
+def test_an_answer_that_begins_inside_the_markers_last_token_is_not_lost(ending: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_dir(
-        small_tokenizers.byte_level(tmp_path, {"added_tokens_decoder": {"900": {"content": ">yes", "special": False}}})
+        small_tokenizers.byte_level(tmp_path, {"added_tokens_decoder": {"900": {"content": ending, "special": False}}})
     )
     made = constraint(tokenizer, 30, prompt="<think>")
-    last = tokenizer.encode_batch([">yes"], False)[0]
+    last = tokenizer.encode_batch([ending], False)[0]
     assert len(last) == 1
     for token_id in tokenizer.encode_batch(["x</think"], False)[0] + last:
         assert made.accept(token_id) is None
     assert allowed_tokens(made, tokenizer.vocab_size) == [eos_of(tokenizer)]
+
+
+def test_an_end_of_several_tokens_a_character_is_seen(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path))
+    sampling = SamplingParams(structured_outputs=CHOICE, thinking=Thinking("<思考>", "</思考终了>"))
+    made = token_constraint_factory(tokenizer)(sampling)
+    assert made is not None
+    for token_id in tokenizer.encode_batch(["<思考>x</思考终了>yes"], False)[0]:
+        assert made.accept(token_id) is None
+    assert made.progress() == "closed"
 
 
 @pytest.mark.parametrize(("token", "before"), [(">maybe", "x</think"), ("x</think>maybe", "")])
