@@ -161,6 +161,7 @@ def test_the_form_is_that_which_models_are_shown(tmp_path: Path) -> None:
         ('<tool_call>{"name": "now"}</tool_call> or so', "'or so' stands beside its calls"),
         ('<tool_call>{"name": "then"}</tool_call>', "calls 'then', which it may not"),
         ('<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call>', "now: the arguments do not fit"),
+        ('<tool_call>{"name": "now"}</tool_call>' * 2 + '<tool_call>{"name": "then"}</tool_call>', "calls 'then'"),
         ('<tool_call>{"name": "move-to_9", "arguments": {"to": {"x": "1"}}}</tool_call>', "at $.to.x: '1' is not of"),
     ],
 )

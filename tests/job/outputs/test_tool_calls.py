@@ -158,6 +158,7 @@ MALFORMED = [
     ("hermes", '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>'),
     ("hermes", '<tool_call>\n{"arguments": {}}\n</tool_call>'),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": 1e999}}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>'),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": NaN}}\n</tool_call>'),
     ("hermes", "<tool_call>" + "[" * 100_000),
     ("llama3_json", '{"name": "f"}'),
