@@ -77,6 +77,7 @@ VALUES: list[tuple[Any, str, bool]] = [
     ({"type": "array", "minItems": 1, "maxItems": 1}, "[1]", True),
     ({"type": "array", "minItems": 1, "maxItems": 1}, "[1,2]", False),
     ({"type": "array", "maxItems": 1}, "[]", True),
+    ({"type": "array", "maxItems": 1}, "[1,2]", False),
     ({"type": "array", "minItems": 2}, "[1,2,3,4]", True),
     ({"type": "array", "minItems": 2}, "[1]", False),
     ({"type": "array", "maxItems": 0}, "[]", True),

@@ -69,6 +69,7 @@ def test_objects_are_closed_wherever_they_stand_and_keep_their_order() -> None:
         {"allOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]},
         {"properties": {"a": {}}, "anyOf": [{"required": ["b"]}]},
         {"not": {"type": "object", "properties": {"a": {}}}},
+        {"properties": {"a": {}}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
         {"enum": [{"properties": {"a": 1}}]},
         {"properties": 1},
         "text",

@@ -99,6 +99,11 @@ def test_over_another_constraint_both_hold_and_what_is_forced_is_allowed(
     assert one.progress() == "closed"
 
 
+def test_a_word_that_a_forced_text_spells_ends_what_is_forced() -> None:
+    one = ListedTokens(TokenLists([[4, 5]], None), Allows([{3}, {4}, {5}, {6}]))
+    assert list(one.forced_tokens()) == [3, 4]
+
+
 def test_masks_of_another_size_are_made_anew() -> None:
     lists = TokenLists([[3]], None)
     for num_words in (1, 3, 1):

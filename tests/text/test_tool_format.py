@@ -123,6 +123,7 @@ OTHERS = [
     "<tool_call>{{ c.name }}<tool_sep><arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",  # as Hunyuan
     "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}{% endfor %}",  # no tools
     "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0
+    """<|start_header_id|>{% for c in m.tool_calls %}{'function': '{{ c.name }}', 'args': {{ c.arguments }}}""",
 ]
 
 
