@@ -156,13 +156,14 @@ def open_input(
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
 
 
-def _make_snapshot(given: Dataset, source: Source, sql: str, path: Path) -> None:
+def _make_snapshot(given: Dataset, source: FileSource, sql: str, path: Path) -> None:
     """Run `sql` over the given rows, which `source` reads, and keep its result at `path`."""
     from bulkrun.data.inputs.sql import Given, write_snapshot
 
     given.refuse_unreadable()
     mixed = isinstance(source, ParquetSource) and source.mixed
-    write_snapshot(Given(given.files, given.batches(), given.schema, mixed), sql, path)
+    columns = [source.own_columns(file) for file in range(len(given.files))]
+    write_snapshot(Given(given.files, columns, given.batches(), given.schema, mixed), sql, path)
 
 
 def _open_files(

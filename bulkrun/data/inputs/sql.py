@@ -4,13 +4,14 @@ DuckDB promises no order from one run of a query to the next, so the result is f
 checksums) that appears whole or not at all and is never made twice. Text files go through the project's own readers
 first, so that the query sees declared columns; a line that cannot be read cannot be selected either, and comes as an
 error row after the query's rows, so that no line vanishes. Parquet files are read by DuckDB itself, which does not
-look at their page checksums; those that differ in types go through the readers too, as DuckDB would round values.
+look at their page checksums; those that differ in types go through the readers too, as DuckDB would round values, and
+so do those with a column that is in a folder's name as well, as DuckDB would show the folder's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from bulkrun.data.inputs.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
 from bulkrun.data.inputs.files import InputFile
 from bulkrun.data.inputs.parquet import ParquetSource
+from bulkrun.data.inputs.sql_columns import in_files_too, refused_columns
 from bulkrun.data.inputs.unite import plain_type
 from bulkrun.data.storage.durable import disk_errors, new_file, publish_new
 from bulkrun.data.storage.remote import RemotePath
@@ -89,9 +91,13 @@ class SnapshotSource:
 
 
 class Given(NamedTuple):
-    """What a query is about: the files, and their rows as the readers give them; `mixed`: a column's types differ."""
+    """What a query is about: the files, the columns that each has itself, and their rows as the readers give them.
+
+    `mixed`: a column's types differ.
+    """
 
     files: Sequence[InputFile]
+    columns: Sequence[Collection[str]]
     rows: Iterable[InputBatch]
     schema: pa.Schema
     mixed: bool
@@ -113,12 +119,15 @@ def _write_snapshot(given: Given, sql: str, path: Path, temporary: Path) -> None
     with Scratch(temporary) as folder:
         is_parquet = given.files[0].format == "parquet"
         named: list[str | Path] = [_for_duckdb(file) for file in given.files] if is_parquet else []
-        read_here = not is_parquet or (given.mixed and _NAMES_INPUT.search(sql))
-        tables = _rewritten(given, folder) if read_here else named
-        # Rewritten files lie in the run's directory, and how that is called makes no columns.
-        folders = dict.fromkeys(folders_in(named[0]) if named else ()) if read_here else None
+        own = in_files_too(named, given.columns)
+        folders = dict.fromkeys(folders_in(named[0]) - own if named else ())
+        all_own = not folders and all(own <= set(columns) for columns in given.columns)
+        read_here = not is_parquet or ((given.mixed or (own and not all_own)) and _NAMES_INPUT.search(sql))
+        tables = _rewritten(given, folder, own) if read_here else named
+        refused = refused_columns(given.schema, [given.schema.names] if read_here else given.columns)
         objects = [file.path for file in given.files if isinstance(file.path, RemotePath)]
-        view = partial(view_of_parquet, folder_columns=folders, refused=_refused(given.schema))
+        # Rewritten files lie in the run's directory, and how that is called makes no columns.
+        view = partial(view_of_parquet, folder_columns=folders if read_here or own else None, refused=refused)
         _write_result(sql, tables, named, view, folder, objects)
         publish_new(folder / "result.tmp", path)  # unless another process has: then theirs is the snapshot
 
@@ -127,11 +136,11 @@ def _for_duckdb(file: InputFile) -> str | Path:
     return file.path.absolute() if isinstance(file.path, Path) else file.path.url
 
 
-def _rewritten(given: Given, folder: Path) -> list[str | Path]:
+def _rewritten(given: Given, folder: Path, own: Collection[str]) -> list[str | Path]:
     """Parquet files in `folder` of the rows that can be read; the errors of the others are in its errors.tmp."""
     if not given.schema.names:
         raise InputError("input.sql: the input has no readable rows, so `input` has no columns to select")
-    places = [_place(file, folder, number) for number, file in enumerate(given.files)]
+    places = [_place(file, folder, number, own) for number, file in enumerate(given.files)]
     batches = groupby(given.rows, lambda batch: places[batch.position.file])
     written: list[str | Path] = []
     with _writer(folder / _ERRORS, _ERROR_SCHEMA) as errors:
@@ -144,22 +153,16 @@ def _rewritten(given: Given, folder: Path) -> list[str | Path]:
     return written
 
 
-def _place(file: InputFile, folder: Path, number: int) -> Path:
-    """A file for the rows of `file`: those of Parquet in folders like its own, whose names are columns to DuckDB."""
+def _place(file: InputFile, folder: Path, number: int, own: Collection[str]) -> Path:
+    """A file for the rows of `file`: those of Parquet in folders like its own, whose names are columns to DuckDB.
+
+    Not those that are columns of the files' `own`.
+    """
     if file.format != "parquet":
         return folder / "input.tmp"
-    named = [part for part in Path(_for_duckdb(file)).parent.parts if "=" in part]
+    folders = Path(_for_duckdb(file)).parent.parts
+    named = [part for part in folders if "=" in part and part.partition("=")[0] not in own]
     return folder.joinpath("input", *named, f"{number}.tmp")
-
-
-def _refused(schema: pa.Schema) -> dict[str, str]:
-    """Columns that DuckDB would read as something else, and why."""
-    return {
-        field.name: f"column '{field.name}' is {field.type}, and DuckDB has no decimals of more than 38 digits; leave "
-        "the column out, or write the files with fewer digits"
-        for field in schema
-        if "decimal256(" in str(field.type)
-    }
 
 
 def _write_readable(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors: RowGroupWriter) -> None:

@@ -56,7 +56,20 @@ def test_sql_sees_the_folders_too(hive: Path) -> None:
 def test_a_column_that_a_file_has_itself_is_the_files(tmp_path: Path) -> None:
     (tmp_path / "lang=en").mkdir()
     pq.write_table(pa.table({"lang": ["de"], "n": [1]}), tmp_path / "lang=en" / "x.parquet")
-    assert read(tmp_path)[0] == [{"lang": "de", "n": 1}]
+    assert read(tmp_path)[0] == read(tmp_path, sql="SELECT * FROM input")[0] == [{"lang": "de", "n": 1}]
+
+
+def test_sql_finds_what_files_have_themselves_and_of_other_columns_what_their_folders_say(tmp_path: Path) -> None:
+    for folder, columns in (("a=1/Lang=en", {"n": [1], "lang": ["de"]}), ("a=2/Lang=fr", {"n": [2]})):
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(pa.table(columns), tmp_path / folder / "x.parquet")
+    rows = [{"n": 1, "a": 1}, {"n": 2, "a": 2}]
+    assert read(tmp_path, sql="SELECT n, a FROM input ORDER BY n") == (rows, {})
+    with pytest.raises(InputError, match="columns 'lang' and 'Lang' differ only in case"):
+        read(tmp_path, sql="SELECT lang FROM input")
+    (tmp_path / "a=1" / "Lang=en").rename(tmp_path / "a=1" / "lang=en")
+    (tmp_path / "a=2" / "Lang=fr").rename(tmp_path / "a=2" / "lang=fr")
+    assert [row["lang"] for row in read(tmp_path, sql="SELECT lang FROM input ORDER BY n")[0]] == ["de", "fr"]
 
 
 def write(path: Path, *rows: dict[str, Any]) -> None:

@@ -200,7 +200,7 @@ BIG = 2**53 + 1
 
 
 def test_files_that_differ_in_a_columns_type_have_no_value_that_is_rounded(tmp_path: Path) -> None:
-    days = pa.table({"id": [BIG, 7]}), pa.table({"id": [0.5, None]})
+    days = pa.table({"id": [BIG, 7]}), pa.table({"id": pa.array([], pa.int64())}), pa.table({"id": [0.5, None]})
     rows, errors = read(write_days(tmp_path, *days), sql="SELECT id, typeof(year) AS t FROM input ORDER BY id")
     assert rows == [{"id": id_, "t": "BIGINT"} for id_ in (0.5, 7.0, None)] + [{"id": None, "t": None}]
     assert list(errors) == [3] and str(BIG) in errors[3].message and errors[3].code == "bad_input"
@@ -243,6 +243,20 @@ def test_decimals_that_duckdb_cannot_hold_are_refused_where_a_query_uses_them(tm
     assert read(tmp_path, sql="SELECT text FROM input") == ([{"text": "x"}] * 2, {})
     with pytest.raises(InputError, match=r"column 'the \"sum\"' is decimal256\(56, 18\), and DuckDB has no"):
         open_input(str(tmp_path), sql="SELECT * FROM input")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_columns_that_differ_only_in_case_are_refused_where_a_query_uses_them(tmp_path: Path, kind: str) -> None:
+    """DuckDB finds the first where the second is meant, and of files with another order others' values."""
+    for number, row in enumerate(({"ID": 1, "id": "a", "n": 7}, {"id": "b", "ID": 2, "n": 8})):
+        if kind == "jsonl":
+            write_lines(tmp_path / f"{number}.jsonl", [row])
+        else:
+            pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{number}.parquet")
+    assert read(tmp_path, sql="SELECT n FROM input ORDER BY n") == ([{"n": 7}, {"n": 8}], {})
+    for columns in ("id", "*"):
+        with pytest.raises(InputError, match=r"^input\.sql: .*differ only in case.*rename one"):
+            open_input(str(tmp_path), sql=f"SELECT {columns} FROM input")
 
 
 def test_the_time_zone_of_the_machine_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
