@@ -103,10 +103,13 @@ class JsonlSource:
                 errors[index] = _row_error(file, line, problem)
                 row = {}
             rows.append(row)
-        arrays = [self._column(name, rows, self._undeclared) for name in self._types]
+        inside = KeyCounts()
+        arrays = [self._column(name, rows, inside) for name in self._types]
         if any(array is None for array in arrays):
             self._drop_mismatches(file, lines, rows, errors)
-            arrays = [self._column(name, rows, KeyCounts()) for name in self._types]
+            inside = KeyCounts()  # else what came before the first mismatch would count twice, and the rest not
+            arrays = [self._column(name, rows, inside) for name in self._types]
+        self._undeclared.include(inside)
         return InputBatch(position, record_batch(arrays, self.schema, len(rows)), dict(sorted(errors.items())))
 
     def _column(self, name: str, rows: list[dict[str, Any]], undeclared: KeyCounts) -> pa.Array | None:

@@ -203,11 +203,16 @@ class KeyCounts:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, times: int = 1) -> None:
         """Count a key by its path; places in lists do not tell keys apart."""
         name = _LIST_INDEX.sub("", name)
         if name in self.counts or len(self.counts) < self.MAX_NAMES:
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self.counts[name] = self.counts.get(name, 0) + times
+
+    def include(self, other: KeyCounts) -> None:
+        """Count what the other has counted."""
+        for name, times in other.counts.items():
+            self.add(name, times)
 
 
 def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts) -> str | None:

@@ -28,6 +28,7 @@ BAD = {
     "lone surrogate in a key inside": (rb'{"id": 1, "m": [{"\uDC00": 1}]}', "a key that is not Unicode"),
     "escaped NUL": (rb'{"prompt": "a\u0000b"}', "NUL"),
     "escaped NUL in a key": (rb'{"prompt\u0000": "b"}', "NUL"),
+    "escaped NUL in a list": (rb'{"prompt": ["x", "a\u0000b"]}', "NUL"),
     "raw NUL": (b'{"prompt": "a\0b"}', "not valid JSON"),
     "space that is not JSON's": ("\u00a0".encode(), "not valid JSON"),
     "array": (b"[1, 2]", "a list, not a JSON object"),
@@ -107,6 +108,13 @@ def test_values_arrow_would_bend_are_errors(tmp_path: Path) -> None:
     rows, errors = read(write_lines(tmp_path / "x.jsonl", [good] * 47 + bad))
     assert list(errors) == [47, 48, 49, 50]
     assert rows[:47] == [good] * 47
+    assert list(read(write_lines(tmp_path / "x.jsonl", [good] * 47 + bad[:1]))[1]) == [47], "without others' help"
+
+
+def test_a_row_of_thousands_of_keys_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{f"user{number}": 1 for number in range(4097)}])
+    with pytest.raises(InputError, match=r"x\.jsonl: more than 4096 different keys in the first lines"):
+        open_input(str(path))
 
 
 def test_a_fraction_in_a_column_of_integers_is_an_error_only_when_the_sample_had_none(
@@ -136,8 +144,12 @@ def test_an_integer_that_no_double_holds_among_many_fractions_is_an_error_that_s
 
 
 def test_mixed_types_become_text_and_strings_stay_as_they_are(tmp_path: Path) -> None:
-    rows, errors = read(write_lines(tmp_path / "x.jsonl", [{"v": "a"}, {"v": 5}, {"v": [1, {"k": "é"}]}, {"v": None}]))
-    assert [row["v"] for row in rows] == ["a", "5", '[1, {"k": "é"}]', None]
+    rows, errors = read(
+        write_lines(
+            tmp_path / "x.jsonl", [{"v": "a"}, {"v": 5}, {"v": [1, {"k": "é"}]}, {"v": None}, {"v": ["\ud800é"]}]
+        )
+    )
+    assert [row["v"] for row in rows] == ["a", "5", '[1, {"k": "é"}]', None, '["\\ud800\\u00e9"]']
     assert errors == {}
 
 
@@ -177,13 +189,12 @@ def test_a_column_that_is_null_all_through_the_sample_keeps_its_later_values(
 
 def test_columns_that_appear_after_the_sample_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bulkrun.data.inputs.jsonl.SAMPLE_LINES", 100)
-    path = write_lines(
-        tmp_path / "x.jsonl", [{"m": [{"a": 1}]}] * 1500 + [{"m": [], "late": 1}, {"m": [{"a": 1, "b": 2}]}]
-    )
+    late = [{"m": [], "late": 1}, {"m": [{"a": 1, "b": 2}]}]
+    path = write_lines(tmp_path / "x.jsonl", [{"m": [{"a": 1}]}] * 1500 + late + [{"m": [{"a": "one"}]}, *late])
     with open_input(str(path)) as dataset:
         rows, errors = read_all(dataset)
-        assert dataset.undeclared_columns == {"late": 1, "m.b": 1}
-    assert errors == {} and len(rows) == 1502
+        assert dataset.undeclared_columns == {"late": 2, "m.b": 2}, "also around a row that does not fit"
+    assert list(errors) == [1502] and len(rows) == 1505
 
 
 def test_messages_become_a_list_of_structs(tmp_path: Path) -> None:
@@ -198,8 +209,9 @@ def test_messages_become_a_list_of_structs(tmp_path: Path) -> None:
 def test_a_column_that_was_not_chosen_cannot_make_an_error(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [*GOOD, {"id": "seven", "prompt": "x"}])
     with open_input(str(path)) as dataset:
-        rows, errors = read_all(dataset.select(["prompt"]))
-        assert dataset.select(["prompt"]).undeclared_columns == {}
+        chosen = dataset.select(["prompt"])
+        rows, errors = read_all(chosen)
+        assert chosen.undeclared_columns == {}, "the sample has shown what was not chosen"
     assert errors == {} and rows[-1] == {"prompt": "x"}
 
 
