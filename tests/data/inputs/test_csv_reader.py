@@ -48,6 +48,12 @@ def test_a_bad_record_is_one_error_row_that_names_its_first_line(tmp_path: Path,
         assert rows[4:] == GOOD_ROWS and list(errors) == [3]
 
 
+def test_a_record_over_lines_may_be_as_long_as_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b'id,text\n1,"4\n678"\n1,"4\n6789"\n')
+    rows, errors = read(tmp_path / "x.csv", max_row_bytes=9)
+    assert rows[0]["text"] == "4\n678" and list(errors) == [1]
+
+
 def test_a_quote_that_is_never_closed_names_the_lines_it_swallowed(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b'id,text\n1,a\n2,"open\n3,b\n4,c\n')
     rows, errors = read(tmp_path / "x.csv")
@@ -86,6 +92,7 @@ def test_a_field_longer_than_the_csv_modules_limit_is_read(tmp_path: Path) -> No
     [
         (b"a,a\n", "two columns are named 'a'"),
         (b",a\n", "column 1 has no name"),
+        (b"a, \n", "column 2 has no name"),
         (b'"a\n', "never closed"),
         (b"a,\xff\n", "invalid UTF-8"),
         ("\ufeffa,b\r\n1,2\r\n".encode("utf-16-le"), "UTF-16"),  # its \r\0\n has an \r alone
@@ -158,6 +165,8 @@ def test_tabs_separate_the_fields_of_tsv_and_of_what_the_job_says(tmp_path: Path
 def test_another_delimiter_is_used_or_suggested_where_the_header_has_it(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id;text\n1;a,b\n")
     assert read(tmp_path / "x.csv", delimiter=";") == ([{"id": "1", "text": "a,b"}], {})
+    with open_input(str(tmp_path / "x.csv"), delimiter=";") as dataset:
+        assert read_all(dataset.select(["text"])) == ([{"text": "a,b"}], {})
     with pytest.raises(InputError, match=r"x\.csv:1: .* 'id;text'; if ';' .* set input\.delimiter: \";\""):
         read(tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text("id;text\n1;a\n")
