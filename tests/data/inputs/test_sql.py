@@ -110,6 +110,19 @@ def test_lines_that_cannot_be_read_come_as_error_rows_after_the_querys(tmp_path:
     assert {error.code for error in errors.values()} == {"bad_input"}
 
 
+def test_what_a_query_encodes_is_kept_plainly(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"n": 1}, {"n": 0}])
+    one = "00000000-0000-0000-0000-000000000001"
+    sql = f"SELECT ['b', 'a'][n + 1]::ENUM('a', 'b') AS e, [e] AS l, '{one}'::UUID AS u FROM input"
+    assert read(path, sql=sql)[0] == [{"e": e, "l": [e], "u": one} for e in "ab"]
+
+
+def test_a_row_that_the_query_makes_too_large_is_an_error_row(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"n": 1}, {"n": 5000}])
+    rows, errors = read(path, sql="SELECT n, repeat('x', n) AS t FROM input ORDER BY n", max_row_bytes=4000)
+    assert rows == [{"n": 1, "t": "x"}, {"n": None, "t": None}] and list(errors) == [1]
+
+
 def test_a_snapshot_reads_from_any_position_and_with_chosen_columns(folder: Path) -> None:
     with open_input(str(folder), sql="SELECT id::BIGINT AS id, lang FROM input ORDER BY id::BIGINT") as dataset:
         assert dataset.schema.names == ["id", "lang"] and dataset.num_rows == 3001
@@ -201,7 +214,7 @@ BIG = 2**53 + 1
 
 def test_files_that_differ_in_a_columns_type_have_no_value_that_is_rounded(tmp_path: Path) -> None:
     days = pa.table({"id": [BIG, 7]}), pa.table({"id": pa.array([], pa.int64())}), pa.table({"id": [0.5, None]})
-    rows, errors = read(write_days(tmp_path, *days), sql="SELECT id, typeof(year) AS t FROM input ORDER BY id")
+    rows, errors = read(write_days(tmp_path, *days), sql="SELECT id, typeof(year) AS t FROM Input ORDER BY id")
     assert rows == [{"id": id_, "t": "BIGINT"} for id_ in (0.5, 7.0, None)] + [{"id": None, "t": None}]
     assert list(errors) == [3] and str(BIG) in errors[3].message and errors[3].code == "bad_input"
 
