@@ -167,6 +167,7 @@ def test_another_delimiter_is_used_or_suggested_where_the_header_has_it(tmp_path
     assert read(tmp_path / "x.csv", delimiter=";") == ([{"id": "1", "text": "a,b"}], {})
     with open_input(str(tmp_path / "x.csv"), delimiter=";") as dataset:
         assert read_all(dataset.select(["text"])) == ([{"text": "a,b"}], {})
+    assert read(tmp_path / "x.csv", delimiter=";", sql="SELECT text FROM input")[0] == [{"text": "a,b"}]
     with pytest.raises(InputError, match=r"x\.csv:1: .* 'id;text'; if ';' .* set input\.delimiter: \";\""):
         read(tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text("id;text\n1;a\n")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.data.inputs.files import find_files, open_stream
+from bulkrun.data.inputs.files import InputFile, find_files, open_stream
 from bulkrun.data.storage.paths import user_path, would_take
+from bulkrun.data.storage.remote import RemotePath
 from bulkrun.errors import InputError
 
 
@@ -193,8 +194,12 @@ def test_an_empty_compressed_file_is_torn(tmp_path: Path) -> None:
         find_files(str(tmp_path / "x.jsonl.gz"))
 
 
-def test_a_torn_gzip_stream_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1000)[:-9])
+PACKED = gzip.compress(b"{}\n" * 1000)
+
+
+@pytest.mark.parametrize("data", [PACKED[:-9], PACKED[:10] + b"\xff" + PACKED[11:], PACKED[:-8] + b"\0" + PACKED[-7:]])
+def test_a_torn_or_damaged_gzip_stream_names_the_file(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.jsonl.gz").write_bytes(data)
     [file] = find_files(str(tmp_path / "x.jsonl.gz"))
     with pytest.raises(InputError, match=r"x\.jsonl\.gz.*gzip"), open_stream(file) as stream:
         stream.read()
@@ -216,6 +221,12 @@ def test_the_fingerprint_sees_a_change_at_either_end_and_any_new_mtime(tmp_path:
     os.utime(path, ns=(0, 12345))
     [touched] = find_files(str(path))
     assert touched.fingerprint() != changed.fingerprint()
+
+
+def test_the_fingerprint_of_an_object_sees_another_etag() -> None:
+    objects = [RemotePath("s3://bucket/a.jsonl", 9, 0, etag, None) for etag in ("1", "1", "2")]
+    first, same, other = (InputFile(path, "jsonl", None, 9, 0).fingerprint() for path in objects)
+    assert first == same != other
 
 
 def test_a_tilde_is_the_home_directory_and_otherwise_a_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,8 @@ def test_one_float_among_ids_that_no_double_holds_leaves_the_ids_as_they_are(tmp
     rows, errors = read(write_lines(tmp_path / "x.jsonl", [{"id": number} for number in ids] + [{"id": 1.5}]))
     assert [row["id"] for row in rows] == [*ids, None]
     assert "column id: number 1.5 where the other rows have a 64-bit integer" in errors[100].message
+    _, errors = read(write_lines(tmp_path / "x.jsonl", [{"id": number} for number in ids] + [{"id": 1e19}]))
+    assert "column id: number 1e+19 where the other rows have a 64-bit integer" in errors[100].message
 
 
 def test_an_integer_that_no_double_holds_among_many_fractions_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -348,6 +348,17 @@ def test_a_value_that_the_type_of_all_files_cannot_hold_is_an_error_of_its_row(t
     assert str(value) in error.message and "one type in all files" in error.message
 
 
+def test_a_value_that_does_not_fit_is_found_in_the_middle_of_a_batch(tmp_path: Path) -> None:
+    """A batch is joined of what is decoded a few rows at a time."""
+    write(
+        tmp_path / "1.parquet", {"id": list(range(100)), "c": [2**53 + 1 if row == 70 else row for row in range(100)]}
+    )
+    write(tmp_path / "2.parquet", {"id": [100], "c": [0.5]})
+    rows, errors = read(tmp_path)
+    assert [row["id"] for row in rows] == [*range(70), None, *range(71, 101)]
+    assert list(errors) == [70] and "1.parquet: row 70: column 'c'" in errors[70].message
+
+
 def test_timestamps_of_spark_and_hive_reach_the_year_9999(tmp_path: Path) -> None:
     stamps = [datetime(1, 1, 1), datetime(2024, 2, 29, 1, 2, 3, 4), datetime(9999, 12, 31)]
     column = pa.array(stamps, pa.timestamp("us"))

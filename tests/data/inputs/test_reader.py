@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.inputs.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Position
+from bulkrun.data.inputs.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position
 from bulkrun.data.inputs.reader import open_input
 from bulkrun.errors import InputError
+from bulkrun.request import RowError
 from tests.data.reading import read_all
 
 SIZES = [1500, 0, 1, 1024, 2049]
@@ -82,6 +83,28 @@ def test_batches_of_big_rows_are_bounded_in_bytes(tmp_path: Path, format_: str) 
         sizes = [batch.rows.nbytes for batch in dataset.batches()]
     assert max(sizes) <= MAX_BATCH_BYTES + 2 * size
     assert sum(sizes) >= rows * size
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "is_void"),
+    [("x.csv", "", True), ("x.csv", "a\n", False), ("x.jsonl", "\n", True), ("x.jsonl", '{"a": 1}\n', False)],
+)
+@pytest.mark.parametrize("sql", [None, "SELECT a FROM input"])
+def test_an_input_is_void_where_nothing_shows_its_columns_and_no_query_is_asked(
+    tmp_path: Path, name: str, data: str, is_void: bool, sql: str | None
+) -> None:
+    (tmp_path / name).write_text(data)
+    with open_input(str(tmp_path), sql=sql) as dataset:
+        assert dataset.is_void == is_void
+
+
+def test_a_slice_of_a_batch_has_its_own_errors_and_numbers() -> None:
+    errors = {row: RowError("bad_input", f"row {row}") for row in (0, 2, 4)}
+    batch = InputBatch(Position(1, 10), pa.record_batch({"a": range(5)}), errors, pa.array(range(50, 55)))
+    part = batch.slice(1, 3)
+    assert (part.position, part.next, part.rows.to_pydict()) == (Position(1, 11), Position(1, 14), {"a": [1, 2, 3]})
+    assert part.errors == {1: errors[2]} and part.numbers is not None and part.numbers.to_pylist() == [51, 52, 53]
+    assert batch.slice(4).errors == {0: errors[4]}
 
 
 def test_a_mixture_of_formats_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.data.inputs.batch import InputBatch, Position
+from bulkrun.data.inputs.batch import MAX_BATCH_BYTES, InputBatch, Position
 from bulkrun.data.inputs.subset import PICK_SCHEMA, _gathered, open_subset, read_targets, write_subset
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -43,6 +43,8 @@ def test_single_rows_are_gathered_into_tables_of_the_usual_size_whatever_they_we
     whole = pa.RecordBatch.from_pydict({"key": [f"{row:032}" for row in range(100_000)]})
     rows = (whole.slice(row, 1) for row in range(0, 100_000, 40))
     assert [table.num_rows for table in _gathered(rows)] == [1024, 1024, 452]
+    large = pa.RecordBatch.from_pydict({"text": ["x" * (MAX_BATCH_BYTES // 2)]})
+    assert [table.num_rows for table in _gathered(iter([large] * 5))] == [2, 2, 1]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -20,6 +22,13 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
     connection = locked_connection()
     yield connection
     connection.close()  # DuckDB refuses while a call is at work
+
+
+def test_a_query_may_spill_to_the_folder_it_was_given_and_nowhere_else(tmp_path: Path) -> None:
+    for spill in (tmp_path, None):
+        with closing(locked_connection(spill=spill)) as connection:
+            [(folder,)] = connection.execute("SELECT current_setting('temp_directory')").fetchall()
+        assert folder == str(spill or "")
 
 
 def test_a_signal_while_the_thread_starts_ends_what_it_has_begun(

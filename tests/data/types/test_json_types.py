@@ -81,6 +81,7 @@ def test_a_column_without_one_type_is_text(values: list[Any]) -> None:
         ),
         ([None], pa.timestamp("us"), pa.string()),
         ([None], pa.list_(pa.date32()), pa.string()),
+        ([{}], pa.struct([("a", pa.date32()), ("b", pa.int64())]), pa.string()),
         (["a"], pa.int64(), pa.string()),
         ([1, 2], pa.string(), pa.string()),
         ([{"a": 1}], pa.string(), pa.string()),
@@ -115,6 +116,9 @@ def test_a_mismatch_names_the_place_inside_the_column() -> None:
     want = resolved([[{"role": "user", "content": "hi"}]])
     value = [{"role": "user", "content": "hi"}, {"role": "user", "content": 5}]
     assert "m[1].content: integer 5" in (find_mismatch(value, want, "m", KeyCounts()) or "")
+    assert find_mismatch("secret" * 9, want, "m", KeyCounts()) == (
+        'column m: string "secretsecretsecrets... where the other rows have a list'
+    )
 
 
 def test_keys_that_the_type_lacks_are_counted() -> None:
