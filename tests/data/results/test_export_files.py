@@ -46,6 +46,10 @@ def test_json_lines_keep_nested_values_and_have_no_nan() -> None:
     assert (lines[0]["raw"], lines[0]["price"], lines[0]["took"]) == ("AP8=", "1.50", 90.0)
 
 
+def test_there_is_no_nan_in_the_entries_of_a_map_either() -> None:
+    assert json_line({"m": [("k", float("nan")), ("l", 1.0)]}) == b'{"m": [["k", null], ["l", 1.0]]}\n'
+
+
 def test_half_a_surrogate_pair_is_its_escape() -> None:
     """What a line of a batch asked is said again in its answer, and JSON's escapes can spell more than UTF-8."""
     assert json_line({"metadata": {"\ud800ü": "a\udfff"}}) == b'{"metadata": {"\\ud800\xc3\xbc": "a\\udfff"}}\n'
@@ -72,6 +76,10 @@ def test_csv_has_times_as_json_lines_do_whatever_else_is_in_the_column() -> None
 def test_a_csv_cell_is_never_a_formula(text: str) -> None:
     assert csv_cell(text) == f"'{text}"
     assert csv_cell(-1) == -1 and csv_cell(" =1") == " =1"
+
+
+def test_a_csv_cell_of_a_list_is_json() -> None:
+    assert csv_cell(["é", None, 1.5]) == '["é", null, 1.5]'
 
 
 def test_a_csv_header_is_there_without_rows() -> None:
@@ -151,3 +159,5 @@ def test_an_interval_is_iso_text(interval: Any, text: str | None) -> None:
     kind = pa.month_day_nano_interval()
     table = pa.table({"i": pa.array([interval], kind), "n": pa.array([[interval]], pa.list_(kind))})
     assert readable_rows(table) == [{"i": text, "n": [text]}]
+    maps = pa.array([[("k", interval)]], pa.map_(pa.string(), kind))
+    assert readable_rows(pa.table({"m": maps})) == [{"m": [("k", text)]}]

@@ -51,6 +51,10 @@ TEXT, WHOLE, NUMBER, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
         ({"type": "object", "properties": {"b": {"type": "string"}}, "additionalProperties": {"type": "string"}}, TEXT),
         ({"type": "object", "properties": {"a": {"type": "boolean"}, "A": {"type": "integer"}}}, TEXT),
         ({"type": "object", "properties": {"": {"type": "integer"}}}, TEXT),
+        ({"properties": {"a": True}, "patternProperties": {"^x": True}}, TEXT),
+        ({"properties": {"a": True}, "allOf": [{"properties": {"b": True}}]}, TEXT),
+        ({"properties": {"a": True}, "anyOf": [{"properties": {"b": True}}]}, TEXT),
+        ({"properties": {"a": True}, "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": True}}}}, TEXT),
         (
             {"properties": {"x": {"properties": {"É": True, "é": True}}}},
             pa.struct([("x", pa.struct([("É", TEXT), ("é", TEXT)]))]),

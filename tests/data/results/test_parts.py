@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.data.results import parts
-from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema, write_part
+from bulkrun.data.results.parts import (
+    METADATA_KEY,
+    PartInfo,
+    count_ends,
+    read_part_columns,
+    read_part_info,
+    read_part_schema,
+    row_bounds,
+    write_groups,
+    write_part,
+)
 from bulkrun.errors import BulkrunError, RunError
 
 INFO = PartInfo("run", "plan", 3, "attempt", 7, 7, {"bad_input": 2}, 70, 14, {"bulkrun": "1"})
@@ -61,6 +73,7 @@ def test_every_flipped_bit_of_the_data_is_found(tmp_path: Path) -> None:
             same = pa.concat_tables(read_part_columns(tmp_path / "bad")) == TABLE
         except RunError as error:
             assert "bad: damaged" in str(error) and "\n" not in str(error)
+            assert str(error).endswith("; delete this file and _SUCCESS, then run the same command again")
             found += 1
         else:
             assert same, f"byte {at}: other data without an error"
@@ -95,6 +108,28 @@ def test_a_stranger_and_a_footer_that_lies_are_refused(tmp_path: Path) -> None:
         read_part_info(tmp_path / "foreign")
     with pytest.raises(AssertionError):
         write_part(tmp_path / "p", TABLE, replace(INFO, rows=8))
+    for rows in (6, 8):
+        footer = {METADATA_KEY: json.dumps(asdict(replace(INFO, rows=rows)))}
+        pq.write_table(TABLE.replace_schema_metadata(footer), tmp_path / "p")
+        with pytest.raises(RunError, match=f"holds 7 rows, its footer declares {rows}; it is damaged"):
+            read_part_info(tmp_path / "p")
+
+
+def test_the_bounds_are_those_of_all_parts_and_row_groups(tmp_path: Path) -> None:
+    for number, rows in enumerate(([5, 9], [], [0, 7, 3])):
+        tables = [pa.table({"text": ["x"], "row": [row]}) for row in rows]
+        nothing, info = pa.table({"text": ["x"], "row": [0]}).slice(1), replace(INFO, rows=len(rows))
+        path = tmp_path / str(number)
+        write_groups(path, [*tables, nothing], nothing.schema, partial(replace, info), compression="zstd")
+        assert pq.read_metadata(path).num_row_groups == len(rows), "none without a row"
+    assert row_bounds(tmp_path / str(number) for number in range(3)) == (0, 9)
+    assert row_bounds([tmp_path / "1"]) == row_bounds([]) == (0, -1)
+
+
+def test_what_was_cut_and_what_was_stopped_is_counted() -> None:
+    reasons = ["length", "stop", "repetition", None, "timeout", "length", "length"]
+    assert count_ends(pa.table({"finish_reason": reasons})) == {"cut": 3, "stopped": 2}
+    assert count_ends(TABLE) == {"cut": 0, "stopped": 0}
 
 
 def test_a_failed_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.results import query
+from bulkrun.data.results import parts, query
+from bulkrun.data.results.parts import PartInfo
 from bulkrun.data.results.query import run_query
 from bulkrun.data.results.schema import output_schema
 from bulkrun.errors import BulkrunError, InputError, RunError, UsageError
@@ -101,6 +102,13 @@ def test_the_limit_cuts_the_result(run: Path) -> None:
 def test_a_part_can_be_read_by_its_path(run: Path) -> None:
     path = str(run.resolve() / "part-00002.parquet").replace("'", "''")
     assert run_query(run, f"SELECT count(*) AS n FROM read_parquet('{path}')").to_pylist() == [{"n": 5}]
+
+
+def test_a_partition_column_has_its_declared_type_whatever_its_folders_look_like(tmp_path: Path) -> None:
+    info = PartInfo("run", "plan", 0, "a", 1, 1, {}, 0, 0, {}, folder="code=007", partition_types={"code": "string"})
+    (tmp_path / "code=007").mkdir()
+    parts.write_part(tmp_path / "code=007" / "part-00000.parquet", pa.table({"row": [5]}), info)
+    assert run_query(tmp_path, "SELECT * FROM results").to_pylist() == [{"row": 5, "code": "007"}]
 
 
 @pytest.mark.parametrize("name", ["run[12]", "run*", "run?", "[!r]un"])

@@ -28,8 +28,19 @@ def test_chosen_columns_keep_the_order_of_the_choice_once_each() -> None:
     assert passthrough_schema(INPUT, []).names == []
 
 
+def test_the_id_comes_first_where_the_choice_leaves_it_out_unless_a_result_column_has_its_name() -> None:
+    assert passthrough_schema(INPUT, ["title"], id_column="n").names == ["n", "title"]
+    assert passthrough_schema(INPUT, ["title", "n"], id_column="n").names == ["title", "n"]
+    assert passthrough_schema(INPUT.append(pa.field("Row", pa.int64())), ["n"], id_column="Row").names == ["n"]
+
+
 def test_columns_that_pass_through_may_be_null_because_unreadable_rows_are() -> None:
     assert all(field.nullable for field in passthrough_schema(INPUT, None))
+
+
+def test_what_a_file_says_about_its_columns_stays_there() -> None:
+    told = pa.schema([pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "7"})])
+    assert passthrough_schema(told, None).equals(pa.schema([("n", pa.int64())]), check_metadata=True)
 
 
 @pytest.mark.parametrize("name", sorted(RESULT_NAMES))
