@@ -61,6 +61,7 @@ TEXT, WHOLE, NUMBER, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
         ),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}}, TRUTH),
         ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "number"}}}, NUMBER),
+        ({"$ref": "#/$defs/a~01", "$defs": {"a~1": {"type": "number"}}}, NUMBER),
         ({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"type": "boolean"}}}, TRUTH),
         (
             {
@@ -151,8 +152,10 @@ def test_a_value_that_fits_its_schema_fits_its_column(schema: dict[str, Any], va
     ("value", "kind", "said"),
     [
         (2**63, WHOLE, "64-bit integer"),
+        (-(2**63) - 1, WHOLE, "64-bit integer"),
         (10**400, NUMBER, "64-bit number"),
         (float("inf"), NUMBER, "64-bit number"),
+        (float("-inf"), NUMBER, "64-bit number"),
         ({"a": [float("inf")]}, TEXT, "1e999, does not fit"),
         ("text", pa.struct([("a", TEXT)]), "not an object"),
         ({"a": 1}, pa.list_(TEXT), "not an array"),

@@ -36,6 +36,7 @@ def test_usable_schemas_pass(schema: dict[str, Any]) -> None:
         ({"properties": {"a": {"minimum": "x"}}}, r"\$\.properties\.a\.minimum"),
         ({"$ref": "https://127.0.0.1:9/schema.json"}, "which is not in it"),
         ({"$ref": "#/$defs/missing"}, "which is not in it"),
+        ({"$ref": "#/anyOf/1", "anyOf": [{"type": "string"}]}, "which is not in it"),
     ],
 )
 def test_a_broken_schema_is_refused_with_its_place(schema: object, said: str) -> None:
