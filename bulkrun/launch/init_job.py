@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from bulkrun.data.inputs.reader import open_input
-from bulkrun.data.results.schema import passable, sql_name
+from bulkrun.data.results.schema import passable
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.data.types.nested import is_text
+from bulkrun.data.types.sql_names import sql_name
 from bulkrun.errors import BulkrunError, InputError, UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.plan.result_columns import usual_fields

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bulkrun.data.results.schema import sql_name
 from bulkrun.data.tables.duck import folders_in
+from bulkrun.data.types.sql_names import sql_name, twins
 
 
 def in_files_too(paths: Sequence[str | Path], columns: Sequence[Collection[str]]) -> set[str]:
@@ -29,16 +29,8 @@ def refused_columns(schema: pa.Schema, seen: Iterable[Collection[str]]) -> dict[
 
     Each is there once, as SQL names it.
     """
-    twins = {sql_name(one): _why_twins(one, other) for names in seen for one, other in _twins(names)}
-    return {sql_name(field.name): _why_too_long(field) for field in schema if "decimal256(" in str(field.type)} | twins
-
-
-def _twins(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    firsts: dict[str, str] = {}
-    for name in names:
-        first = firsts.setdefault(sql_name(name), name)
-        if first != name:
-            yield first, name
+    too_long = {sql_name(field.name): _why_too_long(field) for field in schema if "decimal256(" in str(field.type)}
+    return too_long | {sql_name(one): _why_twins(one, other) for names in seen for one, other in twins(names)}
 
 
 def _why_twins(one: str, other: str) -> str:

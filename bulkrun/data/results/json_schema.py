@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulkrun.data.results.schema import sql_name
 from bulkrun.data.results.schema_check import Schema, referenced
 from bulkrun.data.types.json_types import as_unicode
+from bulkrun.data.types.sql_names import sql_name
 
 _TEXT = pa.string()
 _SCALARS = {"string": _TEXT, "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}

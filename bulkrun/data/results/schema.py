@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import pyarrow as pa
 
+from bulkrun.data.types.sql_names import sql_name, twins
 from bulkrun.errors import InputError, did_you_mean
 
 _ROW_FIELDS = (
@@ -135,21 +136,13 @@ def _result_column(name: str, folded: Mapping[str, str]) -> str:
 
 
 def _refuse_twins(names: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        twin = seen.setdefault(sql_name(name), name)
-        if twin != name:
-            others = [other for other in names if other != name]
-            raise InputError(
-                f"input.columns: the input's {twin!r} and {name!r} differ only in case, and SQL over the results "
-                f"would take the first for both; choose the columns to pass through (input.columns: "
-                f"[{', '.join(others)}]) or rename one of them in the files"
-            )
-
-
-def sql_name(name: str) -> str:
-    """The name as DuckDB compares it: without the case of ASCII letters, and of no others."""
-    return name.encode().lower().decode()
+    for twin, name in twins(names):
+        others = [other for other in names if other != name]
+        raise InputError(
+            f"input.columns: the input's {twin!r} and {name!r} differ only in case, and SQL over the results "
+            f"would take the first for both; choose the columns to pass through (input.columns: "
+            f"[{', '.join(others)}]) or rename one of them in the files"
+        )
 
 
 def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> None:

@@ -224,6 +224,16 @@ def test_only_a_damaged_file_is_to_be_got_again(
         read_all(dataset)
 
 
+def test_a_shortage_of_memory_makes_no_file_a_torn_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 9 failed")
+
+    path = write(tmp_path / "x.parquet", {"a": [1]})
+    monkeypatch.setattr(pq, "ParquetFile", fail)
+    with pytest.raises(BulkrunError, match=r"x\.parquet: reading failed: .*the file is as it was"):
+        open_input(str(path))
+
+
 def not_utf8() -> pa.StringArray:
     """The texts a, null, one that is no UTF-8, and é."""
     offsets, texts = pa.array([0, 1, 1, 3, 5], pa.int32()), b"a\xff\xfe\xc3\xa9"
