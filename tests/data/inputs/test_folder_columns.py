@@ -70,6 +70,9 @@ def test_sql_finds_what_files_have_themselves_and_of_other_columns_what_their_fo
     (tmp_path / "a=1" / "Lang=en").rename(tmp_path / "a=1" / "lang=en")
     (tmp_path / "a=2" / "Lang=fr").rename(tmp_path / "a=2" / "lang=fr")
     assert [row["lang"] for row in read(tmp_path, sql="SELECT lang FROM input ORDER BY n")[0]] == ["de", "fr"]
+    pq.write_table(pa.table({"n": [2], "lang": ["at"]}), tmp_path / "a=2" / "lang=fr" / "x.parquet")
+    rows, _ = read(tmp_path, sql="SELECT lang, a FROM input ORDER BY n")
+    assert rows == [{"lang": "de", "a": 1}, {"lang": "at", "a": 2}]
 
 
 def write(path: Path, *rows: dict[str, Any]) -> None:
@@ -87,7 +90,7 @@ def test_where_only_some_files_have_a_column_the_others_have_their_folders(tmp_p
     write(tmp_path / "lang=de" / f"1.{kind}", {"n": "1"})
     write(tmp_path / "lang=en" / f"2.{kind}", {"n": "2", "lang": "english"})
     rows = [{"n": "1", "lang": "de"}, {"n": "2", "lang": "english"}]
-    assert read(tmp_path) == (rows, {})
+    assert read(tmp_path) == read(tmp_path, sql="SELECT n, lang FROM input ORDER BY n") == (rows, {})
     with open_input(str(tmp_path)) as dataset:
         assert read_all(dataset.select(["lang"]))[0] == [{"lang": "de"}, {"lang": "english"}]
 

@@ -121,20 +121,14 @@ def test_a_type_conflict_names_both_files_the_column_and_the_types(tmp_path: Pat
         open_input(str(tmp_path))
 
 
-INSIDE: list[Callable[[pa.DataType], pa.DataType]] = [lambda kind: kind, pa.list_, lambda k: pa.struct([("s", k)])]
-
-
-@pytest.mark.parametrize("inside", INSIDE)
-def test_whole_numbers_among_decimals_that_do_not_hold_them_all_are_refused_by_name(
-    tmp_path: Path, inside: Callable[[pa.DataType], pa.DataType]
-) -> None:
+def test_whole_numbers_among_decimals_that_do_not_hold_them_all_are_refused_by_name(tmp_path: Path) -> None:
     for name, kind in (("a", pa.decimal128(20, 2)), ("b", pa.int64())):
-        pq.write_table(pa.table({"price": pa.nulls(1, inside(kind))}), tmp_path / f"{name}.parquet")
-    with pytest.raises(InputError, match=r"b.parquet: column 'price' has the type .*int64"):
+        pq.write_table(pa.table({"price": pa.nulls(1, kind)}), tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match=r"b.parquet: column 'price' has the type int64"):
         open_input(str(tmp_path))
 
 
-@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("inside", [lambda kind: kind, pa.list_, lambda kind: pa.struct([("s", kind)])])
 def test_decimals_in_one_file_and_floats_in_another_are_refused_by_name(
     tmp_path: Path, inside: Callable[[pa.DataType], pa.DataType]
 ) -> None:

@@ -34,11 +34,8 @@ def test_the_id_comes_first_where_the_choice_leaves_it_out_unless_a_result_colum
     assert passthrough_schema(INPUT.append(pa.field("Row", pa.int64())), ["n"], id_column="Row").names == ["n"]
 
 
-def test_columns_that_pass_through_may_be_null_because_unreadable_rows_are() -> None:
+def test_columns_that_pass_through_may_be_null_because_unreadable_rows_are_and_bring_no_notes() -> None:
     assert all(field.nullable for field in passthrough_schema(INPUT, None))
-
-
-def test_what_a_file_says_about_its_columns_stays_there() -> None:
     told = pa.schema([pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "7"})])
     assert passthrough_schema(told, None).equals(pa.schema([("n", pa.int64())]), check_metadata=True)
 
