@@ -119,17 +119,26 @@ def _write_snapshot(given: Given, sql: str, path: Path, temporary: Path) -> None
     with Scratch(temporary) as folder:
         is_parquet = given.files[0].format == "parquet"
         named: list[str | Path] = [_for_duckdb(file) for file in given.files] if is_parquet else []
-        own = in_files_too(named, given.columns)
-        folders = dict.fromkeys(folders_in(named[0]) - own if named else ())
-        all_own = not folders and all(own <= set(columns) for columns in given.columns)
-        read_here = not is_parquet or ((given.mixed or (own and not all_own)) and _NAMES_INPUT.search(sql))
-        tables = _rewritten(given, folder, own) if read_here else named
-        refused = refused_columns(given.schema, [given.schema.names] if read_here else given.columns)
+        tables, view = _input_view(given, sql, named, folder)
         objects = [file.path for file in given.files if isinstance(file.path, RemotePath)]
-        # Rewritten files lie in the run's directory, and how that is called makes no columns.
-        view = partial(view_of_parquet, folder_columns=folders if read_here or own else None, refused=refused)
         _write_result(sql, tables, named, view, folder, objects)
         publish_new(folder / "result.tmp", path)  # unless another process has: then theirs is the snapshot
+
+
+def _input_view(
+    given: Given, sql: str, named: list[str | Path], folder: Path
+) -> tuple[list[str | Path], Callable[..., None]]:
+    """The files behind `input`, and how it shows them: those `named`, or where DuckDB would misread them, our own."""
+    own = in_files_too(named, given.columns)
+    folders = dict.fromkeys(folders_in(named[0]) - own if named else ())
+    only_own = not folders and all(own <= set(columns) for columns in given.columns)  # then no folder need be looked at
+    misread = given.mixed or (own and not only_own)
+    read_here = not named or bool(misread and _NAMES_INPUT.search(sql))
+    tables = _rewritten(given, folder, own) if read_here else named
+    refused = refused_columns(given.schema, [given.schema.names] if read_here else given.columns)
+    # Rewritten files lie in the run's directory, and how that is called makes no columns.
+    shown = folders if read_here or own else None
+    return tables, partial(view_of_parquet, folder_columns=shown, refused=refused)
 
 
 def _for_duckdb(file: InputFile) -> str | Path:
