@@ -41,13 +41,13 @@ def test_their_real_size(device: str, num_heads: int) -> None:
     check(make_case([1, 3], [20, 9], (num_heads, 1, 576), value_dim=512, dtype=torch.float16, device=device))
 
 
-@pytest.mark.parametrize("heads", [(6, 1, 24), (20, 1, 24)], ids=str)
-def test_latents_of_fp8(device: str, heads: tuple[int, int, int]) -> None:
-    case = make_case([1, 1, 20], [90, 40, 20], heads, value_dim=16, dtype=torch.float16, device=device)
+@pytest.mark.parametrize(("heads", "value_dim"), [((6, 1, 24), 16), ((20, 1, 24), 16), ((6, 1, 40), 32)], ids=str)
+def test_latents_of_fp8(device: str, heads: tuple[int, int, int], value_dim: int) -> None:
+    case = make_case([1, 1, 20], [90, 40, 20], heads, value_dim=value_dim, dtype=torch.float16, device=device)
     stored = case.k_cache.to(FP8)
-    eight_bits = dataclasses.replace(case, k_cache=stored, v_cache=stored[..., -16:])
+    eight_bits = dataclasses.replace(case, k_cache=stored, v_cache=stored[..., -value_dim:])
     rounded = stored.to(torch.float16)
-    sixteen_bits = dataclasses.replace(case, k_cache=rounded, v_cache=rounded[..., -16:])
+    sixteen_bits = dataclasses.replace(case, k_cache=rounded, v_cache=rounded[..., -value_dim:])
     torch.testing.assert_close(attend(eight_bits), attend(sixteen_bits), atol=1e-3, rtol=1e-3)
 
 

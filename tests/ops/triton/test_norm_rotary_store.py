@@ -29,6 +29,7 @@ def check(
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     num_own = num_kv_heads * (1 if keys_are_values else 2)
     qkv_TND = torch.randn(num_tokens, num_heads + num_own, head_dim).to(device, dtype)
+    qkv_TND[-1] *= 1e-3  # so small that what is added to its mean square matters
     num_normed = num_heads + num_kv_heads * (2 if norms_values else 1)
     weight = torch.rand(num_normed, head_dim).to(device, dtype) if norm else None
     positions = torch.randint(0, 9000, (num_tokens,), device=device)

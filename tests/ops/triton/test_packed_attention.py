@@ -107,7 +107,10 @@ def test_texts_of_one_length_and_of_many(device: str) -> None:
 
 
 def test_states_that_lie_otherwise_are_copied(device: str) -> None:
-    states = make_states([7, 9], (2, 2, 16), torch.float32, device)
+    q, k, v = states = make_states([7, 9], (4, 2, 16), torch.float32, device)
     transposed = tuple(x.transpose(0, 1).contiguous().transpose(0, 1) for x in states)
     lens = TextLens.of([7, 9], device)
-    assert torch.equal(packed_attention(*transposed, lens, scale=0.5), packed_attention(*states, lens, scale=0.5))
+    expected = packed_attention(*states, lens, scale=0.5)
+    assert torch.equal(packed_attention(*transposed, lens, scale=0.5), expected)
+    for apart in ((q.contiguous(), k, v.contiguous()), (q, k.contiguous(), v)):  # tokens as far apart as they come
+        assert torch.equal(packed_attention(*apart, lens, scale=0.5), expected)

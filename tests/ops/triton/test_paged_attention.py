@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.ops.attention.metadata import AttentionMetadata
+from bulkrun.ops.matmul.fp8 import FP8
 from bulkrun.ops.triton import paged_attention as module
-from bulkrun.ops.triton import partial_results
+from bulkrun.ops.triton import decode_attention, partial_results, shared_prefix
 from bulkrun.ops.triton.attention_tile import packed_rows
 from bulkrun.ops.triton.paged_attention import paged_attention
 from bulkrun.ops.triton.shared_prefix import shared_prefix_attention
@@ -195,6 +198,15 @@ def test_one_long_context_among_short_ones_has_the_same_bits_in_the_room_that_al
     assert room.out.shape[0] <= 920 // 64 + 6
 
 
+@pytest.mark.usefixtures("small_chunks")
+def test_few_programs_take_several_chunks_each(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in every large step, where there are fewer programs than chunks of the longest contexts."""
+    case = make_case([1] * 3, [330, 20, 129], (2, 1, 16), device=device)
+    expected = attend(case)
+    monkeypatch.setattr(decode_attention, "_ENOUGH_PROGRAMS", 1)
+    assert torch.equal(attend(case), expected)
+
+
 def _first_key(context: int, window: Window) -> int:
     if isinstance(window, Chunks):
         return max(context - 1, 0) // window.size * window.size
@@ -219,7 +231,8 @@ def test_no_two_parts_have_one_place_and_all_have_one(
         context_lens_S, context_lens_S, context_lens_S, context_lens_S, len(contexts), 1, max(contexts), sum(contexts)
     )
     some = slice(0, min(at_once, len(contexts)))
-    room = module._room_for_parts(torch.zeros(1, 1, 1), meta, some, window, has_prefixes=has_prefixes)
+    with mock.patch.object(partial_results, "_TILE", 16):  # of sequences counted at a time
+        room = module._room_for_parts(torch.zeros(1, 1, 1), meta, some, window, has_prefixes=has_prefixes)
     free = 0
     for context, prefix, start in zip(contexts, prefixes, room.starts_S.tolist(), strict=False):
         first_key = prefix if window is None else _first_key(context, window)
@@ -253,6 +266,27 @@ def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: Wind
     padded = attend(dataclasses.replace(case, q_THD=q_padded, meta=padded_meta), window)
     assert torch.equal(padded[:29], attend(case, window))
     assert not padded[29:].any()
+
+
+def test_decode_sequences_that_pad_a_step_take_no_tile_from_its_prompts(device: str) -> None:
+    """They have no token: there are more of them than the step has tokens behind its chunk."""
+    case = make_case([1, 43], [9, 43], (6, 2, 16), device=device)  # a tile has room for 42
+    tables = case.meta.block_tables_SM
+    padded_meta = dataclasses.replace(
+        case.meta,
+        block_tables_SM=torch.cat((tables[:1], torch.zeros_like(tables[:1]).repeat(9, 1), tables[1:])),
+        context_lens_S=torch.tensor([9, *[0] * 9, 43], dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, *[1] * 10, 44], dtype=torch.int32, device=device),
+        num_decode_seqs=10,
+        is_padded=True,
+    )
+    assert torch.equal(attend(dataclasses.replace(case, meta=padded_meta)), attend(case))
+
+
+def test_queries_whose_heads_lie_apart_are_copied(device: str) -> None:
+    case = make_case([1, 3], [9, 5], (4, 2, 16), device=device)
+    apart = case.q_THD.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(attend(dataclasses.replace(case, q_THD=apart)), attend(case))
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -294,17 +328,21 @@ def test_large_bfloat16_steps(heads: tuple[int, int, int], window: Window | None
     check(case, window, soft_cap=30.0)
 
 
-@pytest.mark.gpu
-def test_addresses_beyond_32_bits() -> None:
-    """The last blocks of a cache of more than 2^31 elements are read, not those 2^32 elements before."""
-    case = make_case([1, 20], [100, 60], (8, 8, 128), block_size=16, dtype=torch.bfloat16, device="cuda")
-    num_used = case.k_cache.shape[0]
-    num_blocks = 2**31 // case.k_cache[0].numel() + num_used
-    far = []
-    for cache in (case.k_cache, case.v_cache):
-        far.append(torch.full((num_blocks, *cache.shape[1:]), torch.nan, dtype=cache.dtype, device="cuda"))
-        far[-1][-num_used:] = cache
-    tables = case.meta.block_tables_SM + (num_blocks - num_used)
-    meta = dataclasses.replace(case.meta, block_tables_SM=tables)
-    moved = dataclasses.replace(case, k_cache=far[0], v_cache=far[1], meta=meta)
-    assert torch.equal(attend(moved), attend(case))
+@pytest.mark.parametrize("dtype", [torch.float16, FP8, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
+def test_addresses_beyond_32_bits(device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last blocks of a large cache are read: more than 2^31 elements, or pairs of fp8. On a CPU the others are
+    memory that nobody touches."""
+    monkeypatch.setattr(shared_prefix, "_PLACES", 1)  # as many programs are interpreted
+    q_dtype = torch.float16 if dtype == FP8 else dtype
+    case = make_case([1, 1, 5], [70, 66, 20], (2, 1, 128), block_size=16, shared_blocks=4, dtype=q_dtype, device=device)
+    shared = prefixes_of([([0, 1], 64)], 2, device)
+    case = dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared))
+    cache = case.k_cache.to(dtype)  # of values too
+    num_blocks = 2 ** (32 if dtype == FP8 else 31) // cache[0].numel() + len(cache)
+    far = untouched_zeros((num_blocks, *cache.shape[1:]), dtype, huge_pages=False) if device == "cpu" else (
+        torch.full((num_blocks, *cache.shape[1:]), torch.nan, device=device).to(dtype)
+    )
+    far[-len(cache) :] = cache
+    meta = dataclasses.replace(case.meta, block_tables_SM=case.meta.block_tables_SM + (num_blocks - len(cache)))
+    moved = dataclasses.replace(case, k_cache=far, v_cache=far, meta=meta)
+    assert torch.equal(attend(moved), attend(dataclasses.replace(case, k_cache=cache, v_cache=cache)))

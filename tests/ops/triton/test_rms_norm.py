@@ -43,6 +43,12 @@ def test_rms_norm_takes_strided_rows_and_a_weight_per_head(device: str, dtype: t
     torch.testing.assert_close(one_head, reference_rms_norm(x_TND[:, 1], weight[0], 1e-6), **error)
 
 
+def test_a_sum_is_of_rows_that_may_lie_apart(device: str) -> None:
+    x, residual = torch.randn(5, 48).to(device)[:, :40], torch.randn(5, 43).to(device)[:, 3:]
+    ours, expected = (op(x, residual, x[0].clone(), 1e-6) for op in (add_rms_norm, reference_add_rms_norm))
+    torch.testing.assert_close(ours, expected)
+
+
 def test_a_float32_weight_rounds_half_precision_only_once(device: str) -> None:
     x, weight = torch.randn(4, 40).to(device, torch.float16), torch.rand(40).to(device)
     normed = rms_norm(x, weight, 1e-6)
