@@ -49,11 +49,11 @@ SHAPES = [Heads(3, 16, 32), Heads(2, 16, 64), Heads(1, 13, 48), Heads(2, 5, 16),
 
 
 def scan_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
-    """x, dt, b, c, gate, rate, dt_bias, d and states; those of tokens are cut out of wider ones."""
+    """x, dt, b, c, gate, rate, dt_bias, d and states; those of tokens are cut out of others, each wider than the last."""
     torch.manual_seed(0)
     total, channels, size = num_tokens(parts) + num_padding, heads.channels, heads.size
     widths = (channels, channels, size, size, channels)
-    of_tokens = torch.randn(total, sum(widths) + 3).to(dtype).split([*widths, 3], dim=1)[:5]
+    of_tokens = [torch.randn(total, sum(widths) + n).to(dtype)[:, :width] for n, width in enumerate(widths)]
     rate_NC = -torch.randn(size, channels).exp()
     state = torch.randn(NUM_ROWS, heads.heads, size, heads.head_dim)
     return [*of_tokens, rate_NC, *torch.randn(2, channels), state]

@@ -7,6 +7,7 @@ A product of two int32 wraps in the interpreter as on a GPU, and what it points 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,8 @@ from bulkrun.ops.triton.rms_norm import add_rms_norm
 from bulkrun.ops.triton.silu_mul import silu_mul
 from bulkrun.ops.triton.token_logprobs import token_logprobs
 from tests.ops.linear_attention.steps import Part, make_meta
+from tests.ops.triton.attention_cases import make_case
+from tests.ops.triton.test_paged_attention import attend
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="memory of a GPU is not there for nothing"),
@@ -66,6 +69,11 @@ def attended(x: torch.Tensor) -> torch.Tensor:
     return packed_attention(q, k, v, TextLens.of([3]), scale=0.3)
 
 
+def prompted(x: torch.Tensor) -> torch.Tensor:
+    case = make_case([ROWS], [5], (2, 1, 16), dtype=torch.float16, device="cpu")
+    return attend(replace(case, q_THD=x.unflatten(1, (2, 16))))
+
+
 OPS: dict[str, Callable[[torch.Tensor], Any]] = {
     "add_rms_norm": lambda x: add_rms_norm(x, x, ones(SIZE).half(), 1e-5),
     "add_layer_norm": lambda x: add_layer_norm(x, x, *ones(2, SIZE).half(), 1e-5),
@@ -77,6 +85,7 @@ OPS: dict[str, Callable[[torch.Tensor], Any]] = {
     "invariant_linear": lambda x: invariant_linear(x, [ones(16, SIZE).half()], None, None),
     "norm_rotary_store": stored,
     "packed_attention": attended,
+    "paged_attention": prompted,
     "gated_rms_norm": lambda x: gated_rms_norm(ones(ROWS, 2, 16), x.unflatten(1, (2, 16)), ones(16), 1e-5),
     "causal_conv": lambda x: causal_conv(x, ones(4, SIZE).half(), None, torch.zeros(7, 3, SIZE).half(), META, silu=True),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
+from bulkrun.ops.triton import prefill_attention
 from bulkrun.ops.triton.invariant_attention import invariant_attention
 from bulkrun.ops.triton.invariant_linear import invariant_linear
 from bulkrun.windows import Chunks, Window
@@ -123,6 +125,19 @@ def test_attention_with_sinks_is_right(
     )  # fmt: skip
     exact = exact_attention(case, 0.3, window, soft_cap, sinks_of(case))
     torch.testing.assert_close(ours.double().cpu(), exact, atol=2e-5, rtol=2e-5)
+
+
+def test_every_tile_has_a_mask_and_decoded_tokens_are_prompts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may round tiles without one otherwise; the interpreter does not."""
+    launches: list[dict[str, object]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *args, **options: launches.append(options | {"first_seq, num_seqs": args[-2:]})
+
+    monkeypatch.setattr(prefill_attention, "_prefill_kernel", Kernel())
+    _attend(make_case([1, 1, 70], [9, 1, 90], (4, 2, 16), device=device), None, None)
+    assert [(one["MASK_ALL"], one["first_seq, num_seqs"]) for one in launches] == [(True, (0, 3))]
 
 
 def test_the_hint_of_a_shared_prefix_and_looser_bounds_change_no_bit(device: str) -> None:

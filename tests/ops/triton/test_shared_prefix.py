@@ -55,18 +55,27 @@ def test_tiles_of_any_group(device: str, heads: tuple[int, int, int]) -> None:
     check(share(case, (list(range(46, 3, -1)), 64), ([1, 3], 64)), soft_cap=0.7 if heads[0] == 6 else None)
 
 
-@pytest.mark.parametrize("max_chunks", [5, 120])
+@pytest.mark.parametrize(("max_chunks", "heads"), [(5, HEADS), (120, (4, 2, 16))])
 def test_some_sequences_at_a_time_read_their_prefix_once_each_time(
-    device: str, max_chunks: int, monkeypatch: pytest.MonkeyPatch
+    device: str, max_chunks: int, heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sequence at a time, and 16 at a time, where one long context makes room for all too large."""
     monkeypatch.setattr(shared_prefix, "_PLACES", 4)  # each time as many programs are interpreted
-    case = make_case([1] * 26, [140 + i for i in range(25)] + [400], HEADS, shared_blocks=33, device=device)
+    case = make_case([1] * 26, [140 + i for i in range(25)] + [400], heads, shared_blocks=33, device=device)
     case = share(case, (list(range(19, -1, -1)), 128), ([22, 24], 64))
     expected = attend(case)
     monkeypatch.setattr(paged_attention, "_MAX_CHUNKS", max_chunks)
     meta = dataclasses.replace(case.meta, max_context_len=max(case.meta.context_lens_S.tolist()))
     assert torch.equal(attend(dataclasses.replace(case, meta=meta)), expected)
+
+
+def test_a_group_with_a_shorter_prefix_writes_no_more_parts_than_it_has(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind them are others'."""
+    monkeypatch.setattr(shared_prefix, "_PLACES", 4)
+    case = make_case([1] * 5, [300, 300, 70, 70, 300], (4, 2, 16), shared_blocks=64, device=device)
+    check(share(case, ([0, 1], 256), ([2, 3], 64)))
 
 
 @pytest.mark.parametrize("length", [64, 128, 192])
