@@ -49,7 +49,7 @@ SHAPES = [Heads(3, 16, 32), Heads(2, 16, 64), Heads(1, 13, 48), Heads(2, 5, 16),
 
 
 def scan_inputs(heads: Heads, parts: list[Part], dtype: torch.dtype, num_padding: int = 0) -> list[torch.Tensor]:
-    """x, dt, b, c, gate, rate, dt_bias, d and states; those of tokens are cut out of others, each wider than the last."""
+    """x, dt, b, c, gate, rate, dt_bias, d and states; those of tokens are cut out of ever wider ones."""
     torch.manual_seed(0)
     total, channels, size = num_tokens(parts) + num_padding, heads.channels, heads.size
     widths = (channels, channels, size, size, channels)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.ops.attention.packed_attention import TextLens
 from bulkrun.ops.triton.causal_conv import causal_conv
 from bulkrun.ops.triton.cut_gates import cut_gates_
@@ -30,6 +29,7 @@ from bulkrun.ops.triton.silu_mul import silu_mul
 from bulkrun.ops.triton.token_logprobs import token_logprobs
 from tests.ops.linear_attention.steps import Part, make_meta
 from tests.ops.triton.attention_cases import make_case
+from tests.ops.triton.far_memory import far_memory
 from tests.ops.triton.test_paged_attention import attend
 
 pytestmark = [
@@ -44,7 +44,7 @@ META = make_meta([Part(1, 0, 2), Part(4, 2, 1)])
 @cache
 def memory() -> torch.Tensor:
     """Before the last 4096 numbers the rows have their places."""
-    return untouched_zeros((2 * APART + 8192,), torch.float16, huge_pages=False)
+    return far_memory((2 * APART + 8192,), torch.float16)
 
 
 def ones(*shape: int) -> torch.Tensor:
@@ -87,7 +87,9 @@ OPS: dict[str, Callable[[torch.Tensor], Any]] = {
     "packed_attention": attended,
     "paged_attention": prompted,
     "gated_rms_norm": lambda x: gated_rms_norm(ones(ROWS, 2, 16), x.unflatten(1, (2, 16)), ones(16), 1e-5),
-    "causal_conv": lambda x: causal_conv(x, ones(4, SIZE).half(), None, torch.zeros(7, 3, SIZE).half(), META, silu=True),
+    "causal_conv": lambda x: causal_conv(
+        x, ones(4, SIZE).half(), None, torch.zeros(7, 3, SIZE).half(), META, silu=True
+    ),
 }
 
 

@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.ops.attention.metadata import AttentionMetadata
 from bulkrun.ops.matmul.fp8 import FP8
-from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton import decode_attention, partial_results, shared_prefix
+from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton.attention_tile import packed_rows
 from bulkrun.ops.triton.paged_attention import paged_attention
 from bulkrun.ops.triton.shared_prefix import shared_prefix_attention
 from bulkrun.windows import Chunks, Window
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case, sinks_of
+from tests.ops.triton.far_memory import far_memory
 from tests.processor import needs_even_products
 
 ERROR = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # a few roundings of values near one
@@ -330,8 +330,7 @@ def test_large_bfloat16_steps(heads: tuple[int, int, int], window: Window | None
 
 @pytest.mark.parametrize("dtype", [torch.float16, FP8, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
 def test_addresses_beyond_32_bits(device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last blocks of a large cache are read: more than 2^31 elements, or pairs of fp8. On a CPU the others are
-    memory that nobody touches."""
+    """The last blocks of a cache of more than 2^31 elements, or pairs of fp8, are read, not those 2^32 before."""
     monkeypatch.setattr(shared_prefix, "_PLACES", 1)  # as many programs are interpreted
     q_dtype = torch.float16 if dtype == FP8 else dtype
     case = make_case([1, 1, 5], [70, 66, 20], (2, 1, 128), block_size=16, shared_blocks=4, dtype=q_dtype, device=device)
@@ -339,9 +338,7 @@ def test_addresses_beyond_32_bits(device: str, dtype: torch.dtype, monkeypatch: 
     case = dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared))
     cache = case.k_cache.to(dtype)  # of values too
     num_blocks = 2 ** (32 if dtype == FP8 else 31) // cache[0].numel() + len(cache)
-    far = untouched_zeros((num_blocks, *cache.shape[1:]), dtype, huge_pages=False) if device == "cpu" else (
-        torch.full((num_blocks, *cache.shape[1:]), torch.nan, device=device).to(dtype)
-    )
+    far = far_memory((num_blocks, *cache.shape[1:]), dtype, device)
     far[-len(cache) :] = cache
     meta = dataclasses.replace(case.meta, block_tables_SM=case.meta.block_tables_SM + (num_blocks - len(cache)))
     moved = dataclasses.replace(case, k_cache=far, v_cache=far, meta=meta)
