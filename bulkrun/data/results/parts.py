@@ -120,7 +120,7 @@ def _metadata(path: Path) -> pq.FileMetaData:
     try:
         with read_errors(path):
             return pq.read_metadata(path)
-    except (pa.ArrowException, OSError, UnicodeError) as error:  # the last of a column's name
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise _damaged(path, error) from error
 
 

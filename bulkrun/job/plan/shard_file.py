@@ -103,6 +103,10 @@ def _info(path: Path, schema: pa.Schema) -> ShardInfo:
     return from_document(ShardInfo, json.loads((schema.metadata or {})[METADATA_KEY]), path, "a shard of a plan")
 
 
+# The last three: of columns' names and of metadata. A path that is not UTF-8 (UnicodeEncodeError) is no damage.
+_DAMAGE = (pa.ArrowException, OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError)
+
+
 @contextmanager
 def _opened(path: Path, columns: Sequence[str] = ()) -> Iterator[pa.ipc.RecordBatchFileReader]:
     """A reader of the named columns; of all without names."""
@@ -111,7 +115,7 @@ def _opened(path: Path, columns: Sequence[str] = ()) -> Iterator[pa.ipc.RecordBa
         # Not mapped: a disk that fails while a map of it is read kills the process.
         with read_errors(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source, options=options) as reader:
             yield reader
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:  # the last two: of names and metadata
+    except _DAMAGE as error:
         raise RunError(
             f"{path}: not a whole shard of the plan ({error}); the disk or another program damaged it: start again "
             "with --fresh"

@@ -128,7 +128,8 @@ def test_the_bounds_are_those_of_all_parts_and_row_groups(tmp_path: Path) -> Non
 
 def test_what_was_cut_and_what_was_stopped_is_counted() -> None:
     reasons = ["length", "stop", "repetition", None, "timeout", "length", "length"]
-    assert count_ends(pa.table({"finish_reason": reasons})) == {"cut": 3, "stopped": 2}
+    made = {"row": range(len(reasons)), "finish_reason": reasons}
+    assert count_ends(pa.table(made)) == {"cut": 3, "stopped": 2}
     assert count_ends(TABLE) == {"cut": 0, "stopped": 0}
 
 
