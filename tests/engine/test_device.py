@@ -26,6 +26,18 @@ def test_a_gpu_with_kernels_is_taken(gpu: pytest.MonkeyPatch) -> None:
     device.refuse_gpu_without_kernels()
 
 
+def test_the_oldest_gpu_that_will_do_is_taken(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    device.refuse_gpu_without_kernels()
+
+
+@pytest.mark.parametrize(("usable", "found"), [(True, "cuda"), (False, "cpu")])
+def test_auto_is_the_gpu_where_there_is_one(usable: bool, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    assert device.resolve_device("auto").type == found
+    assert device.resolve_device("cpu").type == "cpu"
+
+
 def test_an_old_gpu_is_refused_by_name(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(UsageError, match=r"Tesla T4 has compute capability 7\.5.* need 8\.0 or above.*device: cpu"):

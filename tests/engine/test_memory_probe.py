@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from bulkrun.engine import memory_probe
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.memory import DeviceMemory
 from bulkrun.engine.memory_probe import (
     GRAPH_RECORD_BYTES,
     graph_bytes,
@@ -82,6 +84,26 @@ def test_one_token_sequences_come_first(make_engine: EngineFactory) -> None:
     batch = widest_prompts(make_engine(max_num_seqs=5, max_num_batched_tokens=7).config)
     assert batch.num_scheduled_tokens == [1, 1, 1, 2, 2]
     assert batch.num_decode_seqs == 3
+
+
+def test_no_sequence_is_longer_than_the_model_takes(make_engine: EngineFactory) -> None:
+    config = replace(make_engine(max_num_seqs=2).config, max_model_len=20, max_num_batched_tokens=100)
+    assert widest_prompts(config).num_scheduled_tokens == [19, 19]
+
+
+def test_what_a_step_takes_is_measured_from_where_it_begins(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The highest mark since then, less what was there; and what others have is seen once torch has given back."""
+    calls: list[str] = []
+    answers = {"memory_reserved": 5, "max_memory_reserved": 25, "mem_get_info": (60, 100)}
+    for name in (*answers, "empty_cache", "reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: (calls.append(name), answers.get(name))[1])
+    monkeypatch.setattr(memory_probe, "run_widest_steps", lambda *_: calls.append("steps"))
+    engine = make_engine(enforce_eager=True)
+    assert measure_cuda(engine.model_runner.model, engine.config) == DeviceMemory(100, 60, step_bytes=20)
+    before, after = ["empty_cache", "reset_peak_memory_stats", "memory_reserved"], ["synchronize", "max_memory_reserved"]
+    assert calls == [*before, "steps", *after, "empty_cache", "mem_get_info"]
 
 
 @pytest.mark.parametrize("variant", ["llama", "mamba"])  # of the second nothing attends in parts

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 from weakref import ref
 
 import pytest
@@ -255,13 +256,15 @@ def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_
     view = table.view(8)
     view.prefix_lens_S.fill_(512)  # as the step that ran out has left it
     runner.prefixes, seen = table, []
+    runner.graphs = Mock()  # they hold memory, and read the pool that is gone
 
     def capture() -> None:
-        seen.append((bool(view.prefix_lens_S.any()), runner._config.max_num_batched_tokens, runner.kv_cache.num_blocks))
+        sizes = (runner._config.max_num_batched_tokens, runner.kv_cache.num_blocks)
+        seen.append((bool(view.prefix_lens_S.any()), runner.graphs, *sizes))
 
     runner._capture = capture  # type: ignore[method-assign]
     runner.restart(replace(engine.config, num_blocks=20, max_num_batched_tokens=100))
-    assert seen == [(False, 100, 20)]
+    assert seen == [(False, None, 100, 20)]
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt2"])
@@ -377,8 +380,11 @@ def test_on_a_gpu_that_is_really_full(
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA driver error: out of memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (OSError(errno.ENOENT, "No such file"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("out of resource: shared memory, Required: 300000"), False),
     ],

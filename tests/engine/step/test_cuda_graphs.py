@@ -123,6 +123,15 @@ def test_a_cpu_and_enforce_eager_have_no_graphs(make_engine: EngineFactory) -> N
     assert make_engine().model_runner.graphs is None
 
 
+def test_a_model_that_waits_for_its_device_is_not_captured(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_engine().model_runner
+    monkeypatch.setattr(runner, "_config", dataclasses.replace(runner._config, device=torch.device("cuda")))
+    monkeypatch.setattr(type(runner.model), "is_capturable", False)
+    assert runner._capture() is None
+
+
 @pytest.fixture(autouse=True)
 def _stream_of_this_test() -> Iterator[None]:
     capture_stream.cache_clear()

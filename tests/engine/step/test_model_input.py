@@ -10,6 +10,7 @@ from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.scheduling.batching import ContinuousBatching
 from bulkrun.engine.scheduling.block_manager import BlockManager
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.model_input import build_model_input
@@ -89,3 +90,29 @@ def test_every_step_of_a_mixed_run_matches_the_host_lists() -> None:
                 ended.append(batch.seqs[i])
         scheduler.finish(ended)
     assert mixed_steps > 3
+
+
+def test_a_prompt_that_goes_on_may_stand_before_one_that_ends() -> None:
+    """As where a state is kept within it: the longest context is not that of a sequence that decodes."""
+    seqs = [
+        Sequence(Request(str(number), [5] * length, SamplingParams()), arrival=number, max_model_len=60)
+        for number, length in enumerate((2, 30, 4))
+    ]
+    for row, seq in enumerate(seqs):
+        seq.row = row
+    updates = [(1, index, 10 + index) for index in range(3)]
+    batch = ScheduledBatch(
+        seqs=seqs,
+        new_seqs=seqs,
+        starts=[1, 0, 0],
+        num_scheduled_tokens=[1, 9, 4],
+        num_decode_seqs=1,
+        block_table_updates=updates,
+    )
+    rows = SequenceRows(_config())
+    rows.apply(batch)
+    got = build_model_input(rows, batch)
+    assert got.sampling_seqs == [seqs[0], seqs[2]]
+    assert got.logits_indices.tolist() == [0, 13]
+    assert (got.meta.max_context_len, got.meta.max_decode_keys) == (9, 2)
+    assert got.meta.block_tables_SM[1].tolist() == [10, 11, 12]

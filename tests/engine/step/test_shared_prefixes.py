@@ -99,14 +99,21 @@ def test_few_sequences_short_prefixes_and_small_savings_are_not_worth_a_kernel(n
     assert find_groups([[*range(1, blocks + 1), 900 + i] for i in range(num_seqs)], 16, 32) == []
 
 
+def test_more_groups_than_there_is_room_for_leave_out_those_that_save_least() -> None:
+    lens = [*range(16, 16 + 4 * 70, 4)]  # blocks, four sequences each
+    tables = [[*range(1000 * n, 1000 * n + n), 10**6 + i] for n in lens for i in range(4)]
+    groups = find_groups(tables, 16, 32)
+    assert [prefix_len for _, prefix_len in groups] == [16 * n for n in sorted(lens, reverse=True)[:64]]
+
+
 def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
     """As `prefixes_of` makes them, in front of groups and sequences that are not there."""
     table = SharedPrefixTable(64, 16, 32, HostStaging(torch.device("cpu")))
     seqs = [Sequence(Request(str(i), [1], SamplingParams()), arrival=i, max_model_len=9) for i in range(40)]
     for i, seq in enumerate(seqs):
-        seq.block_table = [*range(1, 41), 100 + i] if i % 2 else [*range(500, 540), 600 + i]
+        seq.block_table = [*range(500, 532), 600 + i] if i % 4 else [*range(1, 41), 100 + i]  # the longer saves less
     view = table.view(64)
-    for members in (seqs, seqs[:30], seqs[1:4], seqs):
+    for members in (seqs, seqs[:30], [*seqs[:29], seqs[32]], seqs[1:4], seqs):
         batch = ScheduledBatch(seqs=[*members, seqs[0]], num_decode_seqs=len(members))
         table.update(batch)
         assert bool(table.groups) == (len(members) > 3)

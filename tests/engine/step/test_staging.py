@@ -20,6 +20,7 @@ def test_lists_arrive_as_they_were_sent(device: str) -> None:
         got = staging.send(*sent)
         assert [tensor.tolist() for tensor in got] == [list(values) for values in sent]
         assert all(tensor.dtype == torch.int64 and tensor.device.type == device for tensor in got)
+        assert all(tensor.storage_offset() % 2 == 0 for tensor in got), "aligned to 16 bytes, as kernels are compiled"
     assert [tensor.tolist() for tensor in staging.send([], [])] == [[], []]
 
 
