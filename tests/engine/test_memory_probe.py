@@ -102,7 +102,10 @@ def test_what_a_step_takes_is_measured_from_where_it_begins(
     monkeypatch.setattr(memory_probe, "run_widest_steps", lambda *_: calls.append("steps"))
     engine = make_engine(enforce_eager=True)
     assert measure_cuda(engine.model_runner.model, engine.config) == DeviceMemory(100, 60, step_bytes=20)
-    before, after = ["empty_cache", "reset_peak_memory_stats", "memory_reserved"], ["synchronize", "max_memory_reserved"]
+    before, after = (
+        ["empty_cache", "reset_peak_memory_stats", "memory_reserved"],
+        ["synchronize", "max_memory_reserved"],
+    )
     assert calls == [*before, "steps", *after, "empty_cache", "mem_get_info"]
 
 

@@ -129,6 +129,7 @@ def test_a_model_that_waits_for_its_device_is_not_captured(
     runner = make_engine().model_runner
     monkeypatch.setattr(runner, "_config", dataclasses.replace(runner._config, device=torch.device("cuda")))
     monkeypatch.setattr(type(runner.model), "is_capturable", False)
+    monkeypatch.setattr(model_runner, "CudaCapture", lambda device: pytest.fail("captured"))
     assert runner._capture() is None
 
 

@@ -116,6 +116,7 @@ def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
     for members in (seqs, seqs[:30], [*seqs[:29], seqs[32]], seqs[1:4], seqs):
         batch = ScheduledBatch(seqs=[*members, seqs[0]], num_decode_seqs=len(members))
         table.update(batch)
+        assert table.groups == find_groups([seq.block_table for seq in members], 16, 32)
         assert bool(table.groups) == (len(members) > 3)
         expected = prefixes_of(table.groups, len(members), "cpu")
         num_groups = len(table.groups)
