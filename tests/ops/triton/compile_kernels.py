@@ -87,6 +87,8 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
     k_cache, v_cache = torch.zeros(2, 3, 16, 2, head_dim, dtype=dtype)
     for weight in (qkv_TND[0, :10].contiguous(), None):
         ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
+    a_quarter = angles[..., : head_dim // 4].contiguous()  # of each head is turned
+    ops.norm_rotary_store(qkv_TND, None, 1e-6, a_quarter, a_quarter, k_cache, v_cache, index)
     codes, scale = torch.zeros(4, 2048, dtype=torch.uint8), torch.zeros(4, 32)
     for scale_dtype, zero in ((torch.bfloat16, None), (torch.float32, torch.zeros(4, 32, dtype=torch.uint8))):
         ops.four_bit_linear(rows, FourBitWeight(codes, scale.to(scale_dtype), zero, torch.zeros(16)), None)
@@ -212,7 +214,7 @@ def fp8_experts(dtype: torch.dtype) -> None:
 def four_bit_products(dtype: torch.dtype, *, is_quick: bool) -> None:
     """In each kind of tile: AWQ's at the size of a 70B's projection, MXFP4 at the width of gpt-oss's experts."""
     whole = in_bits(four_bit_weight((256, 8192), 128, WHOLE_NUMBERS))
-    for num_rows in (4, 20, 50, 100):
+    for num_rows in (4, 20, 50, 100, 1025):  # of the last the numbers are unpacked first
         ops.four_bit_linear(torch.zeros(num_rows, 8192, dtype=dtype), whole, None)
     both = [in_bits(four_bit_weight((2, *shape), 32, E2M1)) for shape in ((5760, 2880), (2880, 2880))]
     biases = torch.zeros(2, 5760, dtype=dtype), torch.zeros(2, 2880, dtype=dtype)
