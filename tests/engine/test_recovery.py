@@ -208,6 +208,13 @@ def test_a_state_without_numbers_reaches_nobody(make_engine: EngineFactory, ahea
         assert {one.request_id: found[one.request_id].token_ids for one in good} == expected
 
 
+def test_what_is_no_number_does_not_stay_in_the_cache(make_engine: EngineFactory) -> None:
+    """Whoever owns a block next masks its old slots, but 0 * NaN is NaN."""
+    engine = poisoned_engine(make_engine)
+    run(engine, [Request("bad", [*SHARED, NAN_TOKEN, 4], GREEDY)])
+    assert all(cached.isfinite().all() for cached in engine.model_runner.kv_cache.tensors)
+
+
 @pytest.mark.parametrize("reads_prefix", [False, True])
 def test_taking_out_rows_without_numbers_may_be_broken_off(
     make_engine: EngineFactory, reads_prefix: bool, monkeypatch: pytest.MonkeyPatch
