@@ -78,7 +78,8 @@ class Overrides:
                 values[key] = sampling_value(key, row[column])
             except ValueError as problem:
                 return RowError("bad_input", f"column {column!r} (sampling.{key}): {problem}")
-        if not (values := {**values, **own}):
+        values |= own
+        if not values:
             return self._job
         from_columns = frozenset(self._column_of.keys() - own.keys())
         return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False), from_columns)

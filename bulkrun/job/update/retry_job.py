@@ -46,6 +46,12 @@ def _refuse_fixed(old: JobSpec, new: JobSpec, overrides: Sequence[str]) -> None:
             )
 
 
+def sets_error_rate(job: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether the `--set` values say what `run.max_error_rate` is, by itself or within a section given whole."""
+    run = {key: value for key, value in job["run"].items() if key != "max_error_rate"}
+    return "max_error_rate" in override_job({**job, "run": run}, overrides).run.model_fields_set
+
+
 def refuse_other_columns(job: Mapping[str, Any], spec: JobSpec, overrides: Sequence[str]) -> None:
     """Raise UsageError where the retry would have other columns than the recorded job.
 

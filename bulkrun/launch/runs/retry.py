@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.diff import Reasons
 from bulkrun.job.update.failed import failed_rows, picks_of
 from bulkrun.job.update.merge import merge
-from bulkrun.job.update.retry_job import refuse_other_columns, retry_job
+from bulkrun.job.update.retry_job import refuse_other_columns, retry_job, sets_error_rate
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
@@ -153,7 +152,7 @@ def _prepared_again(record: RunRecord, as_it_was: PreparedJob, asked: Retry) -> 
 
 def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, asked: Retry) -> RunRecord:
     """The record of the staged run: its rows have failed before, so all may fail again unless the retry says less."""
-    own_rate = any(re.match(r"\s*run(\.max_error_rate|\s*=.*max_error_rate)", key) for key in asked.overrides)
+    own_rate = sets_error_rate(record.job, asked.overrides)
     record = replace(record, identity=wanted.identity)
     return staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0)
 

@@ -162,7 +162,13 @@ def test_a_run_that_is_not_finished_is_not_retried(nights: Nights) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "limit"), [((), 1.0), (("run.max_error_rate=0.25",), 0.25), (("run={max_error_rate: 0.25}",), 0.25)]
+    ("overrides", "limit"),
+    [
+        ((), 1.0),
+        (("run.row_timeout=9",), 1.0),
+        (("run.max_error_rate=0.25",), 0.25),
+        (("run={max_error_rate: 0.25}",), 0.25),
+    ],
 )
 def test_rows_that_failed_may_all_fail_again_unless_the_retry_says_less(
     nights: Nights, overrides: tuple[str, ...], limit: float
