@@ -197,7 +197,7 @@ def test_an_empty_compressed_file_is_torn(tmp_path: Path) -> None:
 PACKED = gzip.compress(b"{}\n" * 1000)
 
 
-@pytest.mark.parametrize("data", [PACKED[:-9], PACKED[:10] + b"\xff" + PACKED[11:]])
+@pytest.mark.parametrize("data", [PACKED[:-9], PACKED[:10] + b"\xff" + PACKED[11:]], ids=["torn", "damaged"])
 def test_a_torn_or_damaged_gzip_stream_names_the_file(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(data)
     [file] = find_files(str(tmp_path / "x.jsonl.gz"))
