@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from bulkrun.data.storage.durable import publish_new, temporary, write_file, write_new_json
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.outputs.output_text import Decode
-from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
+from bulkrun.job.plan.shard_file import ShardInfo, shard_bytes, shard_schema
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run, start_anew
 from bulkrun.job.store.run_record import RunRecord, new_record
@@ -103,11 +103,8 @@ def write_shard(run: RunDir, number: int, rows: list[Row]) -> None:
         },
         schema=schema,
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
     tmp = temporary(run.shard(number))
-    write_file(tmp, sink.getvalue().to_pybytes())
+    write_file(tmp, shard_bytes(table))
     publish_new(tmp, run.shard(number))
 
 

@@ -280,6 +280,8 @@ class JobSpec(Section):
     def _incremental(self) -> JobSpec:
         """Check that the rest of the job fits `run.incremental`."""
         if not self.run.incremental:
+            if self.run.on_vanished == "drop":
+                raise ValueError("run.on_vanished: drop needs run.incremental; without it nothing is dropped")
             return self
         if self.input.id is None:
             raise ValueError("run.incremental: needs input.id, the column that identifies a row")

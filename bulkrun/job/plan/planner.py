@@ -25,7 +25,7 @@ from bulkrun.job.plan.plan_input import PlanInput, PlanPoint
 from bulkrun.job.plan.plan_view import PLAN_HASH
 from bulkrun.job.plan.report import PlanCounters, PlanReport
 from bulkrun.job.plan.result_columns import INPUT_COLUMNS, schema_text
-from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
+from bulkrun.job.plan.shard_file import ShardInfo, shard_bytes, shard_schema
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement
 from bulkrun.job.prompts.text_codec import TextCodec
@@ -128,7 +128,7 @@ class Planner:
         schema = shard_schema(self._input.passthrough, info)
         table = table.set_column(table.schema.get_field_index("order"), schema.field("order"), ranks).cast(schema)
         temporary, final = folder / f"shard-{info.shard:05d}.tmp", self._run.shard(info.shard)
-        write_file(temporary, _ipc_bytes(table))
+        write_file(temporary, shard_bytes(table))
         if not publish_new(temporary, final):
             raise RunError(
                 f"{final}: another plan's shard is in the way (the input, the job or the version of bulkrun changed "
@@ -167,16 +167,6 @@ def dry_plan(
 
 def _next_point(markers: list[dict[str, Any]]) -> PlanPoint:
     return PlanPoint.after(markers[-1]) if markers else PlanPoint()
-
-
-def _ipc_bytes(table: pa.Table) -> bytes:
-    """The table as an Arrow IPC file of one zstd batch."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table.combine_chunks())
-    contents: bytes = sink.getvalue().to_pybytes()
-    return contents
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A planned shard on disk: everything a worker needs to run and commit it, without the input.
 
-An Arrow IPC file (zstd), rows in input order. Columns:
+An Arrow IPC file (zstd) with a line of its checksum behind it, rows in input order. Columns:
 
     row           int64          position in the whole input, from 0
     order         int32          rank in which to run the rows of this shard (0 first)
@@ -12,12 +12,14 @@ An Arrow IPC file (zstd), rows in input order. Columns:
     priority      int32          smaller runs first; null counts as 0
     passthrough   struct<...>    the input columns that go to the output, in their declared types
 
-Schema metadata (`bulkrun.shard`, JSON): shard, window, rows, prompt_tokens (of unique prompts), cost.
+Schema metadata (`bulkrun.shard`, JSON): shard, window, rows, prompt_tokens (of unique prompts), cost. The checksum is
+for all bytes before it: `crc32 ` and 8 hex digits.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +33,8 @@ from bulkrun.errors import RunError
 from bulkrun.request import RowError
 
 METADATA_KEY = b"bulkrun.shard"
+_ARROW_END = b"ARROW1"
+_CHECKSUM_BYTES = len(b"crc32 01234567\n")
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,26 @@ def shard_schema(passthrough: pa.Schema, info: ShardInfo | None = None) -> pa.Sc
     return pa.schema(fields, metadata=metadata)
 
 
+def shard_bytes(table: pa.Table) -> bytes:
+    """The file of a shard, with the rows and the schema of `table`: one zstd batch."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table.combine_chunks())
+    contents: bytes = sink.getvalue().to_pybytes()
+    return contents + _checksum(contents)
+
+
+def _checksum(contents: bytes) -> bytes:
+    return b"crc32 %08x\n" % zlib.crc32(contents)
+
+
 def read_shard(path: Path) -> tuple[ShardInfo, pa.Table]:
-    """The shard's info and all its rows (a shard fits into memory by construction). Raises RunError when it is torn."""
-    with _opened(path) as reader:
+    """The shard's info and all its rows (a shard fits into memory by construction).
+
+    Raises RunError when it is torn, or a bit of it flipped: its prompts would be others than the user's.
+    """
+    with _opened(path, check=True) as reader:
         table = reader.read_all()
         if table.column_names != shard_schema(pa.schema([])).names:
             raise KeyError(", ".join(table.column_names))
@@ -108,15 +129,28 @@ _DAMAGE = (pa.ArrowException, OSError, KeyError, json.JSONDecodeError, UnicodeDe
 
 
 @contextmanager
-def _opened(path: Path, columns: Sequence[str] = ()) -> Iterator[pa.ipc.RecordBatchFileReader]:
-    """A reader of the named columns; of all without names."""
+def _opened(path: Path, columns: Sequence[str] = (), check: bool = False) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    """A reader of the named columns; of all without names. With `check` all bytes are held to their checksum."""
     options = pa.ipc.IpcReadOptions(included_fields=[shard_schema(pa.schema([])).names.index(name) for name in columns])
     try:
         # Not mapped: a disk that fails while a map of it is read kills the process.
-        with read_errors(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source, options=options) as reader:
-            yield reader
+        with read_errors(path), pa.OSFile(str(path)) as source:
+            end = _end_of_arrow(source, check)
+            with pa.ipc.open_file(source, footer_offset=end, options=options) as reader:
+                yield reader
     except _DAMAGE as error:
         raise RunError(
             f"{path}: not a whole shard of the plan ({error}); the disk or another program damaged it: start again "
             "with --fresh"
         ) from error
+
+
+def _end_of_arrow(source: pa.OSFile, check: bool) -> int:
+    """How many bytes the Arrow file takes. Raises ArrowInvalid where it is checked and another than was written."""
+    size = source.size()
+    end = max(0, size - _CHECKSUM_BYTES)
+    if (checksum := source.read_at(size - end, end)).endswith(_ARROW_END):
+        return int(size)  # planned by a bulkrun that wrote no checksum, before December 2026
+    if check and _checksum(source.read_at(end, 0)) != checksum:
+        raise pa.ArrowInvalid("its checksum is wrong")
+    return int(end)
