@@ -85,7 +85,7 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
 )
 STRUCTURE_BOUNDS: Mapping[str, Mapping[str, Bound]] = MappingProxyType(
     {
-        "thinking": {"max_tokens": Bound(int, "at least 1", ge=1, is_optional=True)},
+        "thinking": {"max_tokens": Bound(int, "at least 0", ge=0, is_optional=True)},
         "repetition_stop": {
             "max_pattern": Bound(int, "between 1 and 512", ge=1, le=512),
             "repeats": Bound(int, "at least 2", ge=2),

@@ -161,7 +161,7 @@ class ThinkingConstraint:
     # The output is in its thoughts.
 
     def _begin_thoughts(self) -> None:
-        self._num_thoughts = 0
+        self._num_thoughts, self._forced = 0, self._markers.end_ids
         self._begun = None
         self._tail: list[int] = []
         self._fill, self._accept, self._force = self._fill_thinking, self._accept_thinking, self._force_thinking

@@ -64,7 +64,7 @@ def raw_text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 
 @settings(max_examples=20)
-@given(seed=st.integers(0, 2**32), budget=st.integers(1, 12))
+@given(seed=st.integers(0, 2**32), budget=st.integers(0, 12))
 def test_thoughts_keep_to_their_budget_and_the_answer_fits(tokenizer: Tokenizer, seed: int, budget: int) -> None:
     markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
     eos, choose = eos_of(tokenizer), at_random(seed)
@@ -118,11 +118,12 @@ def test_a_message_that_has_begun_its_answer_thinks_no_more(tokenizer: Tokenizer
     assert allowed_tokens(made, tokenizer.vocab_size) == allowed_tokens(bare(tokenizer), tokenizer.vocab_size)
 
 
-def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("budget", [4, 0])
+def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer, budget: int) -> None:
     markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
-    made = constraint(tokenizer, 4, structured=None, prompt="<think>")
+    made = constraint(tokenizer, budget, structured=None, prompt="<think>")
     letter = tokenizer.encode_batch(["xxxx"], False)[0][-1]
-    for _ in range(4):
+    for _ in range(budget):
         assert allowed_tokens(made, tokenizer.vocab_size) is None
         assert made.accept(letter) is None
     for token_id in markers.end_ids:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from bulkrun.job.jobfile.repetition_stop import RepetitionStopSpec
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.structured_outputs import StructuredOutputsSpec
-from bulkrun.job.jobfile.thinking import BEGUN, ThinkingSpec
+from bulkrun.job.jobfile.thinking import ThinkingSpec, take_thinking
 from bulkrun.job.jobfile.thought_markers import ANALYSIS
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.request import BOUNDS, LogprobsOver, SamplingParams, StructuredOutput
@@ -252,13 +252,13 @@ class SamplingSpec(Section):
         """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
         values = self._plain_params(overrides or {})
         of_row, calls_of_row = values.pop("structured_outputs", None), values.pop("tool_calls", None)
-        structures, begun = self._structured_params(of_row), values.pop(BEGUN, None)
+        structures, of_thoughts = self._structured_params(of_row), take_thinking(values)
         if of_row is None:  # else the answer has no room for calls
             structures |= self._tool_params(calls_of_row)
         if overrides and overrides.get("ignore_eos") and structures.get("structured_outputs") is not None:
             raise ValueError(_ENDS_WHEN_WHOLE)
-        if begun is not None and "thinking" in structures:  # a retry may leave it out
-            structures["thinking"] = structures["thinking"]._replace(begun=begun)
+        if "thinking" in structures:  # a retry may leave it out
+            structures["thinking"] = structures["thinking"]._replace(**of_thoughts)
         return SamplingParams(**structures, **values)
 
     def _plain_params(self, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from bulkrun.job.jobfile.section import Section
 from bulkrun.request import STRUCTURE_BOUNDS, Thinking
 
-BEGUN = "begun"  # of a row's own values: what the message that is continued has begun (`request.Thinking.begun`)
+# Of a row's own values: what the message that is continued has begun, and how many tokens its thoughts may have.
+BEGUN, BUDGET = "begun", "thinking_token_budget"
+_FIELDS = {BEGUN: "begun", BUDGET: "max_tokens"}
+
+
+def take_thinking(values: dict[str, Any]) -> dict[str, Any]:
+    """Take out of a row's own values what concerns its thoughts: fields of `request.Thinking`."""
+    return {field: values.pop(name) for name, field in _FIELDS.items() if name in values}
 
 
 class ThinkingSpec(Section):
@@ -27,8 +36,8 @@ class ThinkingSpec(Section):
     max_tokens: int | None = Field(
         None,
         **STRUCTURE_BOUNDS["thinking"]["max_tokens"].limits,
-        description="Maximum number of thinking tokens; then the end marker is inserted and the model answers. "
-        "Default: as many as the output.",
+        description="Maximum number of thinking tokens; then the end marker is inserted and the model answers. 0: as "
+        "soon as thoughts begin. Default: as many as the output.",
     )
 
     def to_param(self) -> Thinking:

@@ -155,7 +155,7 @@ def fit_prompt(fitter: PromptFitter, prompt: Prompt | RowError) -> Prompt | RowE
         return prompt
     if prompt.parts:
         return joined([fit_prompt(fitter, part) for part in prompt.parts], prompt.several)
-    token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens, prompt.frame)
+    token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens, prompt.frame, prompt.cut)
     if isinstance(token_ids, RowError):
         return token_ids
     sampling = fitter.budget.limit(len(token_ids), prompt.sampling)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from bulkrun.errors import did_you_mean
 from bulkrun.job.jobfile.sampling import Choosing, Flag
+from bulkrun.job.jobfile.thinking import BUDGET
 from bulkrun.job.prompts.conversations import shown
 from bulkrun.request import BOUNDS
 
@@ -29,9 +30,10 @@ STRUCTURES = (
 )
 TEXT_FORMAT = "text.format"  # where /v1/responses has it
 TOKEN_IDS = "return_token_ids"
+CUT, CUT_SIDE = "truncate_prompt_tokens", "truncation_side"
 # Honoured: a row's own values win over the job's.
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
-BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", TOKEN_IDS, *STRUCTURES)
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", TOKEN_IDS, *STRUCTURES, CUT, CUT_SIDE, BUDGET)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _OF_TEMPLATE = ("chat_template_kwargs", "reasoning_effort", "documents")
 CONTINUE, ADD_PROMPT = "continue_final_message", "add_generation_prompt"
@@ -42,12 +44,12 @@ _NOT_MOST = tuple(key for key in WHOLE_NUMBERS if not key.startswith("max_"))
 RESPONSE_TOO = (*NUMBERS, *_NOT_MOST, *_LISTS, *FLAGS, "structured_outputs")
 _RESPONSE_ONLY = ("input", "instructions", "max_output_tokens", "text", "reasoning", "include")
 OF_RESPONSE = (*_RESPONSE_ONLY, "top_logprobs", "chat_template_kwargs", *_OF_TOOLS, *RESPONSE_TOO)
-OF_EMBEDDING = ("input", "dimensions", "encoding_format")
+OF_EMBEDDING = ("input", "dimensions", "encoding_format", CUT, CUT_SIDE)
 # vLLM's names for the two sides of pairs, the newest first.
 SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 ACTIVATIONS = ("use_activation", "activation", "softmax")  # one thing; the older two until vLLM 0.12
-OF_SCORE = (*dict.fromkeys(key for sides in SIDES for key in sides), *ACTIVATIONS)
-OF_RERANK = ("query", "documents", "top_n", "return_documents", *ACTIVATIONS)
+OF_SCORE = (*dict.fromkeys(key for sides in SIDES for key in sides), *ACTIVATIONS, CUT, CUT_SIDE)
+OF_RERANK = ("query", "documents", "top_n", "return_documents", *ACTIVATIONS, CUT, CUT_SIDE)
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -87,7 +89,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "spaces_between_special_tokens": (True,),
         "include_reasoning": (True,),
         "return_tokens_as_token_ids": (False,),
-        "truncate_prompt_tokens": (),
         "prompt_logprobs": (),
         ADD_PROMPT: (True,),
         CONTINUE: (False,),
@@ -95,7 +96,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "reasoning_effort": (),
         "chat_template": (),
         "guided_whitespace_pattern": (),
-        "thinking_token_budget": (),
         "repetition_detection": (),
         "vllm_xargs": ({},),
     }
@@ -128,13 +128,9 @@ NEUTRAL_OF_RESPONSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 # Where the two endpoints' own habits differ: a chat template writes the special tokens, a plain text gets them.
 _SPECIAL_TOKENS = "add_special_tokens"
-NEUTRAL_OF_EMBEDDING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {_SPECIAL_TOKENS: (True,), "truncate_prompt_tokens": ()}
-)
+NEUTRAL_OF_EMBEDDING: Mapping[str, tuple[Any, ...]] = MappingProxyType({_SPECIAL_TOKENS: (True,)})
 NEUTRAL_OF_PAIRS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "truncate_prompt_tokens": (),
-        "truncation_side": (),
         "max_tokens_per_query": (0,),
         "max_tokens_per_doc": (0,),
         "instruction": ("",),
@@ -158,10 +154,8 @@ _REASONS = {
     "audio": _TEXT_ONLY,
     "best_of": "set sampling.best_of in the job file",
     "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), "set run.on_too_long in the job file"),
     "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
     **dict.fromkeys((*_OF_TEMPLATE, CONTINUE, ADD_PROMPT), _NO_TEMPLATE),
-    "thinking_token_budget": "set sampling.thinking in the job file",
     "repetition_detection": "set sampling.repetition_stop in the job file",
     "chat_template": "set prompt.chat_template in the job file",
 }
@@ -202,6 +196,14 @@ def flag_of(body: Mapping[str, Any], key: str) -> bool | None:
     if not isinstance(value, bool | None):
         raise BadBody(f"body.{key}: {shown(value)} is not true or false")
     return value
+
+
+def whole_number(key: str, value: Any) -> int:
+    """What a body says under `key`, where that is a whole number. Raises BadBody."""
+    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    if not whole:
+        raise BadBody(f"body.{key}: {shown(value)} is not a whole number")
+    return int(value)
 
 
 def check_chat_keys(body: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs, is_json
+from bulkrun.job.jobfile.thinking import BUDGET
 from bulkrun.job.prompts.body_keys import (
     ADD_PROMPT,
     CONTINUE,
@@ -26,6 +27,7 @@ from bulkrun.job.prompts.body_keys import (
     check_completion_keys,
     check_response_keys,
     flag_of,
+    whole_number,
 )
 from bulkrun.job.prompts.body_structure import structure_of
 from bulkrun.job.prompts.conversations import shown
@@ -40,6 +42,7 @@ class BodyParams:
 
     def __init__(self, sampling: SamplingSpec) -> None:
         self._n = sampling.n
+        self._thinks = sampling.thinking is not None
         self._has_logprobs, self._has_token_ids = sampling.logprobs is not None, sampling.return_token_ids
         # what a line need not say: one that says it stays the row it is without
         self._flags = {key: getattr(sampling, key) for key in FLAGS if key not in sampling.per_row}
@@ -77,11 +80,22 @@ class BodyParams:
         values |= {key: _whole(key, body[key]) for key in WHOLE_NUMBERS if key in body}
         if "max_completion_tokens" in values:
             values["max_tokens"] = values.pop("max_completion_tokens")
-        values |= _texts(body) | _token_ids(body) | _biases(body)
+        values |= _texts(body) | _token_ids(body) | _biases(body) | self._thoughts(body)
         values |= {key: flag for key, flag in _flags(body).items() if flag is not self._flags.get(key)}
         if (structure := structure_of(body)) is not None:
             values["structured_outputs"] = structure
         return dict(sorted(values.items()))
+
+    def _thoughts(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """How many tokens the line's thoughts may have: as vLLM has it, -1 for as many as there is room for."""
+        if BUDGET not in body:
+            return {}
+        budget = _whole(BUDGET, body[BUDGET])
+        if budget < -1:
+            raise BadBody(f"body.{BUDGET}: {budget} is out of range: at least 0, or -1 for no limit")
+        if not self._thinks:
+            raise BadBody(f"body.{BUDGET}: {budget}: nothing tells thoughts; set sampling.thinking in the job file")
+        return {BUDGET: None if budget == -1 else budget}
 
     def _logprobs(self, count: int | None, key: str = "logprobs") -> dict[str, Any]:
         if count is None:
@@ -101,12 +115,10 @@ def _number(key: str, value: Any) -> float:
 
 
 def _whole(key: str, value: Any) -> int:
-    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
-    if not whole:
-        raise BadBody(f"body.{key}: {shown(value)} is not a whole number")
-    if key != "seed" and abs(value) > _MAX_WHOLE:
+    whole = whole_number(key, value)
+    if key != "seed" and abs(whole) > _MAX_WHOLE:
         raise BadBody(f"body.{key}: {shown(value)} is out of range")
-    return int(value)
+    return whole
 
 
 def _texts(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from bulkrun.job.prompts.offers import with_tools
 from bulkrun.job.prompts.openai_batch import batch_maker
 from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides
 from bulkrun.job.prompts.row_adapter import with_adapters
+from bulkrun.job.prompts.row_cut import RowCut
 from bulkrun.job.prompts.second_text import SecondText
 from bulkrun.job.prompts.text_codec import ChatRenderer, TextCodec
 from bulkrun.job.prompts.text_lists import list_maker
@@ -143,16 +144,16 @@ class PromptBuilder:
         if isinstance(ask, RowError):
             return ask
         if ask.pairs and not self._of_pairs:  # the model reads one text at a time
-            return self._render_texts([text for pair in ask.pairs for text in pair])
+            return self._render_texts([text for pair in ask.pairs for text in pair], ask.cut)
         if ask.pairs:
-            return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, pairs=ask.pairs)
+            return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, pairs=ask.pairs, cut=ask.cut)
         if ask.texts:
-            return self._render_texts(ask.texts)
+            return self._render_texts(ask.texts, ask.cut)
         sampling = self._overrides.of_row(row, ask.sampling) if self._generates else NO_OUTPUT
         if isinstance(sampling, RowError):
             return sampling
         if ask.token_ids is not None:
-            return RenderedPrompt("", sampling, raw=True, frame=PromptFrame, token_ids=ask.token_ids)
+            return RenderedPrompt("", sampling, raw=True, frame=PromptFrame, token_ids=ask.token_ids, cut=ask.cut)
         if asks_nothing(ask.messages[self._num_job_messages :]):  # the job's system message is in every row
             return RowError("empty_prompt", "the prompt is empty")
         text = self._prompt_text(ask)
@@ -164,15 +165,15 @@ class PromptBuilder:
         if isinstance(second, RowError):
             return second
         pairs = () if second is None else ((text, second),)
-        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), pairs)
+        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), pairs, cut=ask.cut)
 
-    def _render_texts(self, texts: Sequence[str]) -> RenderedPrompt | RowError:
+    def _render_texts(self, texts: Sequence[str], cut: RowCut | None) -> RenderedPrompt | RowError:
         """A row of several texts, each as one that is embedded alone.
 
         What stands around a text is the same for all: a batch of short ones has hundreds of thousands of them.
         """
         frame = partial(self._frame, Ask([{"role": "user", "content": ""}], raw=True))
-        made = [RenderedPrompt(self._before + text, NO_OUTPUT, raw=True, frame=frame) for text in texts]
+        made = [RenderedPrompt(self._before + text, NO_OUTPUT, raw=True, frame=frame, cut=cut) for text in texts]
         return RenderedPrompt("", NO_OUTPUT, raw=True, frame=PromptFrame, texts=tuple(made))
 
     def _is_raw(self, ask: Ask) -> bool:

@@ -15,6 +15,7 @@ from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.errors import JobFileError, shown_value
 from bulkrun.job.jobfile.message_calls import read_calls
 from bulkrun.job.jobfile.prompt import ChatMessage, PromptSpec
+from bulkrun.job.prompts.row_cut import RowCut
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
 
@@ -24,8 +25,9 @@ Conversation = list[Message]
 
 class Ask(NamedTuple):
     """What a row asks. `raw`: the text is the prompt as it is, no chat template; `model` is what an OpenAI line says
-    there; `continues`: whether the model goes on with the last message (None: as the job says); the rest are values of
-    its own. Where there are `pairs` of texts they are all that it asks, and so are several `texts`, and `token_ids`.
+    there; `continues`: whether the model goes on with the last message (None: as the job says); `cut`: how it has its
+    own prompt cut; the rest are values of its own. Where there are `pairs` of texts they are all that it asks, and so
+    are several `texts`, and `token_ids`.
     """
 
     messages: Conversation
@@ -37,6 +39,7 @@ class Ask(NamedTuple):
     pairs: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
     token_ids: list[int] | None = None
+    cut: RowCut | None = None
 
 
 # Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.

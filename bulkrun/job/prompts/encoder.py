@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.overrides import NO_OUTPUT, RowSampling
 from bulkrun.job.prompts.own_values import PARTS
+from bulkrun.job.prompts.row_cut import RowCut
 from bulkrun.job.prompts.text_codec import TextCodec
 from bulkrun.request import PartKind, RowError, part_name
 
@@ -27,7 +28,8 @@ _Ids = TypeVar("_Ids")
 
 
 class Prompt(NamedTuple):
-    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut.
+    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut; `cut` is
+    how the row itself wants it cut.
 
     `parts`: of a row of `several` texts, or pairs of them, each one's, whose token ids stand here one after the other.
     """
@@ -37,6 +39,7 @@ class Prompt(NamedTuple):
     frame: Callable[[], PromptFrame] = PromptFrame
     parts: tuple[Prompt, ...] = ()
     several: PartKind = "text"
+    cut: RowCut | None = None
 
 
 class RenderedPrompt(NamedTuple):
@@ -49,6 +52,7 @@ class RenderedPrompt(NamedTuple):
     pairs: tuple[tuple[str, str], ...] = ()  # of a job of pairs, in the place of the text
     texts: tuple[RenderedPrompt, ...] = ()  # of a job of lists of texts, in its place too
     token_ids: list[int] | None = None  # in its place too, where a row brings them
+    cut: RowCut | None = None
 
     @property
     def size(self) -> int:
@@ -91,7 +95,8 @@ class PromptEncoder:
 
     def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
         pairs = [pair for p in rendered if isinstance(p, RenderedPrompt) for pair in p.pairs]
-        made = map(_paired, self._encoded(pairs, self._text.encode_pairs))
+        cuts = [p.cut for p in rendered if isinstance(p, RenderedPrompt) for _ in p.pairs]
+        made = map(_paired, self._encoded(pairs, self._text.encode_pairs), cuts)
         return [joined([*islice(made, len(p.pairs))], "pair") if isinstance(p, RenderedPrompt) else p for p in rendered]
 
     def _encoded(self, texts: Sequence[_Text], encode: Callable[[Sequence[_Text]], Sequence[_Ids]]) -> list[_Ids]:
@@ -125,11 +130,13 @@ def _portions(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
 def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:
     if not token_ids:
         return RowError("empty_prompt", "the prompt has no tokens")
-    return Prompt(token_ids, prompt.sampling, prompt.frame)
+    return Prompt(token_ids, prompt.sampling, prompt.frame, cut=prompt.cut)
 
 
-def _paired(made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
-    return made if isinstance(made, RowError) else Prompt(made[0], NO_OUTPUT, partial(PromptFrame.around_second, *made))
+def _paired(made: tuple[list[int], int, int] | RowError, cut: RowCut | None) -> Prompt | RowError:
+    if isinstance(made, RowError):
+        return made
+    return Prompt(made[0], NO_OUTPUT, partial(PromptFrame.around_second, *made), cut=cut)
 
 
 def joined(parts: Sequence[Prompt | RowError], several: PartKind) -> Prompt | RowError:

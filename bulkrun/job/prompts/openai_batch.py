@@ -17,6 +17,7 @@ from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import NONE
+from bulkrun.job.prompts.body_cut import cut_of
 from bulkrun.job.prompts.body_keys import (
     CHAT_URL,
     COMPLETIONS_URL,
@@ -59,8 +60,8 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
                 raise BadBody(f"{id_column}: missing; without it nobody could tell whose answer this is")
             read = _endpoint(row.get("method"), row["url"], served)
             body = read_body(row["body"])
-            asked = read(body)
-            return asked if isinstance(asked, RowError) else asked._replace(model=body.get("model"))
+            asked, cut = read(body), cut_of(body, generates=spec.generates)
+            return asked if isinstance(asked, RowError) else asked._replace(model=body.get("model"), cut=cut)
         except BadBody as problem:
             return RowError("bad_input", str(problem))
 

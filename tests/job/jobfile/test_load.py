@@ -162,7 +162,7 @@ run:
         ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
         ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),
         ("limit: null", "incremental: true", "13:3: run.incremental: needs input.id, the column that identifies"),
-        ("limit: null", "on_vanished: drop", "13:3: run.on_vanished: drop needs run.incremental; without it nothing is"),
+        ("limit: null", "on_vanished: drop", "13:3: run.on_vanished: drop needs run.incremental; without it"),
         ("out/summaries", '""', '11:10: output.path: "" cannot be used here. The result directory'),
         ("run:", 'engine: {adapter: ""}\nrun:', '12:10: engine.adapter: "" cannot be used here. A LoRA adapter'),
         ("out/summaries", "s3://", "11:10: output.path: a directory or s3://BUCKET/PREFIX"),

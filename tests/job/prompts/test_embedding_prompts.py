@@ -130,7 +130,7 @@ def test_a_line_of_openais_embeddings_is_its_text(body: dict[str, Any]) -> None:
         (line(input="a", dimensions=True), ["body.dimensions: True"]),
         (line(input="a", encoding_format="int8"), ["body.encoding_format: 'int8'", "float, base64"]),
         (line(input="a", temperature=0), ["body.temperature: 0", "not supported"]),
-        (line(input="a", truncate_prompt_tokens=4), ["body.truncate_prompt_tokens: 4", "run.on_too_long"]),
+        (line(input="a", add_special_tokens=False), ["body.add_special_tokens: False", "leave it out"]),
         (line("/v1/completions", prompt="a"), ["url: '/v1/completions' is not served; /v1/embeddings is", "generate"]),
         (line("/v1/images", prompt="a"), ["url: '/v1/images' is not served; /v1/embeddings is"]),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.encoder import Prompt
-from bulkrun.request import RowError, ToolCalls
+from bulkrun.request import RowError, Thinking, ToolCalls
 from tests.job.plan.planning import BOS, CharacterCodec, job
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -186,6 +186,18 @@ def test_vllms_defaults_written_out_ask_for_nothing() -> None:
     ):
         one, other = prompt_of(full), prompt_of(bare)
         assert (one.token_ids, one.sampling) == (other.token_ids, other.sampling)
+
+
+@pytest.mark.parametrize("row", [chat, completion])
+@pytest.mark.parametrize(("budget", "most"), [(9, 9), (0, 0), (-1, None), (None, 5)])
+def test_a_line_says_how_many_tokens_its_thoughts_may_have(
+    row: Callable[..., dict[str, Any]], budget: int | None, most: int | None
+) -> None:
+    sampling = {"thinking": {"end": "</t>", "max_tokens": 5}}
+    own = overrides(row(thinking_token_budget=budget), sampling=sampling)
+    thinking = job("x", sampling=sampling).sampling.to_params(own).thinking
+    assert thinking == Thinking("<think>", "</t>", most)
+    assert job("x").sampling.to_params(own).thinking is None, "a retry may leave thoughts out"
 
 
 def test_what_a_chat_says_to_the_template_wins_over_the_job() -> None:
@@ -376,6 +388,8 @@ def test_a_line_wins_over_a_column_also_where_it_says_what_the_job_says(key: str
             ["continue_final_message: the last message has the role 'user', and only an assistant's"],
         ),
         (chat(thinking_token_budget=9), ["body.thinking_token_budget: 9", "sampling.thinking"]),
+        (chat(thinking_token_budget=-2), ["body.thinking_token_budget: -2", "at least 0, or -1"]),
+        (chat(thinking_token_budget="9"), ["body.thinking_token_budget: '9' is not a whole number"]),
         (chat(repetition_detection={"min_count": 4}), ["body.repetition_detection", "sampling.repetition_stop"]),
         (chat(n=3), ["body.n: 3", "sampling.n"]),
         (chat(n=True), ["body.n: True"]),

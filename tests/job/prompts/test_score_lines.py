@@ -85,7 +85,7 @@ def test_a_line_of_ranks_is_its_query_with_each_document(url: str) -> None:
         {"use_activation": True, "softmax": True, "activation": None},
         {"user": "u", "priority": 3, "request_id": "r", "cache_salt": "s"},
         {
-            "truncate_prompt_tokens": None,
+            "padding": None,
             "max_tokens_per_doc": 0,
             "chat_template_kwargs": {},
             "mm_processor_kwargs": {},
@@ -114,7 +114,7 @@ def test_what_asks_for_nothing_else_is_taken(more: dict[str, Any]) -> None:
         (line(text_1="q", text_2="d", use_activation=False), ["body.use_activation: False", "sigmoid"]),
         (line(text_1="q", text_2="d", softmax="yes"), ["body.softmax: 'yes' is not true or false"]),
         (line(text_1="q", text_2="d", top_n=1), ["body.top_n: 1: this parameter is not supported"]),
-        (line(text_1="q", text_2="d", truncate_prompt_tokens=-1), ["body.truncate_prompt_tokens: -1", "on_too_long"]),
+        (line(text_1="q", text_2="d", padding="longest"), ["body.padding: 'longest'", "leave it out"]),
         (line(text_1="q", text_2="d", instruction="find"), ["body.instruction: 'find' is not supported"]),
         (line("/rerank", documents=["d"]), ["body.query: missing"]),
         (line("/rerank", query=["q"], documents=["d"]), ["body.query: ['q'] is not text"]),

@@ -122,7 +122,7 @@ def test_the_second_text_alone_is_cut(first: str, second: str, room: int) -> Non
         made = fitted(first, second, room, on_too_long)
         if left < 1:
             assert isinstance(made, RowError) and made.code == "too_long"
-            assert f"takes {len(first) + 3} tokens" in made.message and f"the model {room}" in made.message
+            assert f"takes {len(first) + 3} tokens" in made.message and f"room for {room}:" in made.message
         else:
             kept = second[:left] if on_too_long == "truncate_right" else second[-left:]
             assert made == joined(first, kept)
