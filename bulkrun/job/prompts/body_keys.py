@@ -29,11 +29,12 @@ STRUCTURES = (
     "guided_grammar",
 )
 TEXT_FORMAT = "text.format"  # where /v1/responses has it
-TOKEN_IDS = "return_token_ids"
+TOKEN_IDS, OVER_PROMPT = "return_token_ids", "prompt_logprobs"
 CUT, CUT_SIDE = "truncate_prompt_tokens", "truncation_side"
 # Honoured: a row's own values win over the job's.
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
-BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, "n", "logprobs", TOKEN_IDS, *STRUCTURES, CUT, CUT_SIDE, BUDGET)
+_ONES = ("n", "logprobs", OVER_PROMPT, TOKEN_IDS, CUT, CUT_SIDE, BUDGET)
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, *_LISTS, *FLAGS, *_ONES, *STRUCTURES)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _OF_TEMPLATE = ("chat_template_kwargs", "reasoning_effort", "documents")
 CONTINUE, ADD_PROMPT = "continue_final_message", "add_generation_prompt"
@@ -89,7 +90,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "spaces_between_special_tokens": (True,),
         "include_reasoning": (True,),
         "return_tokens_as_token_ids": (False,),
-        "prompt_logprobs": (),
         ADD_PROMPT: (True,),
         CONTINUE: (False,),
         "chat_template_kwargs": ({},),
@@ -154,7 +154,6 @@ _REASONS = {
     "audio": _TEXT_ONLY,
     "best_of": "set sampling.best_of in the job file",
     "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
-    "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
     **dict.fromkeys((*_OF_TEMPLATE, CONTINUE, ADD_PROMPT), _NO_TEMPLATE),
     "repetition_detection": "set sampling.repetition_stop in the job file",
     "chat_template": "set prompt.chat_template in the job file",

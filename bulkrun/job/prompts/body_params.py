@@ -18,6 +18,7 @@ from bulkrun.job.prompts.body_keys import (
     CONTINUE,
     FLAGS,
     NUMBERS,
+    OVER_PROMPT,
     RESPONSE_TOO,
     TEXT_FORMAT,
     TOKEN_IDS,
@@ -43,20 +44,21 @@ class BodyParams:
     def __init__(self, sampling: SamplingSpec) -> None:
         self._n = sampling.n
         self._thinks = sampling.thinking is not None
-        self._has_logprobs, self._has_token_ids = sampling.logprobs is not None, sampling.return_token_ids
+        self._columns = {key for key in ("logprobs", OVER_PROMPT) if getattr(sampling, key) is not None}
+        self._has_token_ids = sampling.return_token_ids
         # what a line need not say: one that says it stays the row it is without
         self._flags = {key: getattr(sampling, key) for key in FLAGS if key not in sampling.per_row}
 
     def of_chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling values of a /v1/chat/completions body."""
         check_chat_keys(body)
-        return self._common(body) | self._logprobs(_chat_logprobs(body))
+        return self._common(body) | self._logprobs("logprobs", _chat_logprobs(body))
 
     def of_completion(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling values of a /v1/completions body."""
         check_completion_keys(body)
         count = body.get("logprobs", False)
-        return self._common(body) | self._logprobs(None if count is False else _whole("logprobs", count))
+        return self._common(body) | self._logprobs("logprobs", None if count is False else _whole("logprobs", count))
 
     def of_response(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling values of a /v1/responses body: those of a chat that asks for the same."""
@@ -66,7 +68,7 @@ class BodyParams:
             given["max_tokens"] = _whole("max_output_tokens", body["max_output_tokens"])
         if (wanted := text_format(body)) is not None:
             given[TEXT_FORMAT] = wanted
-        return self._common(given) | self._logprobs(_response_logprobs(body), "include")
+        return self._common(given) | self._logprobs("logprobs", _response_logprobs(body), asked="include")
 
     def _common(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """What the endpoints share; sorted, so that the same values always give the same text."""
@@ -81,6 +83,7 @@ class BodyParams:
         if "max_completion_tokens" in values:
             values["max_tokens"] = values.pop("max_completion_tokens")
         values |= _texts(body) | _token_ids(body) | _biases(body) | self._thoughts(body)
+        values |= self._logprobs(OVER_PROMPT, _whole(OVER_PROMPT, body[OVER_PROMPT]) if OVER_PROMPT in body else None)
         values |= {key: flag for key, flag in _flags(body).items() if flag is not self._flags.get(key)}
         if (structure := structure_of(body)) is not None:
             values["structured_outputs"] = structure
@@ -97,15 +100,16 @@ class BodyParams:
             raise BadBody(f"body.{BUDGET}: {budget}: nothing tells thoughts; set sampling.thinking in the job file")
         return {BUDGET: None if budget == -1 else budget}
 
-    def _logprobs(self, count: int | None, key: str = "logprobs") -> dict[str, Any]:
+    def _logprobs(self, key: str, count: int | None, asked: str | None = None) -> dict[str, Any]:
+        """`asked`: what the body calls it, where that is another word."""
         if count is None:
             return {}
-        if not self._has_logprobs:
+        if key not in self._columns:
             raise BadBody(
-                f"body.{key}: log-probabilities are asked for, but the job has no column for them; set "
-                f"sampling.logprobs: {count} in the job file"
+                f"body.{asked or key}: log-probabilities are asked for, but the job has no column for them; set "
+                f"sampling.{key}: {count} in the job file"
             )
-        return {"logprobs": count}
+        return {key: count}
 
 
 def _number(key: str, value: Any) -> float:

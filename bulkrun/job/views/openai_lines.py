@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from bulkrun.job.plan.result_columns import PROMPT_TOKEN_IDS, TOKEN_IDS
-from bulkrun.job.prompts.body_keys import COMPLETIONS_URL
+from bulkrun.job.prompts.body_keys import COMPLETIONS_URL, OVER_PROMPT
 from bulkrun.job.views.response_bodies import is_response, output_items, response_body
 from bulkrun.job.views.score_bodies import is_rerank, rerank_body, score_body
 from bulkrun.settings import Task
@@ -31,8 +31,8 @@ class BatchLines(NamedTuple):
 class LineMaker:
     """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds.
 
-    `sampling` is that of the job: it says which of `reasoning`, `tool_calls`, `logprobs` and the columns of token ids
-    the model made; else the input did. `task` is what it made: texts, vectors, or scores of pairs.
+    `sampling` is that of the job: it says which of `reasoning`, `tool_calls`, both kinds of log-probabilities and the
+    columns of token ids the model made; else the input did. `task` is what it made: texts, vectors, or scores of pairs.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LineMaker:
     ) -> None:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
         self._make = {"generate": self._generated, "embed": self._vector, "classify": self._scores}[task]
-        made_by = {"reasoning": "thinking", "tool_calls": "tool_calls", "logprobs": "logprobs"}
+        made_by = {"reasoning": "thinking", **{name: name for name in ("tool_calls", "logprobs", OVER_PROMPT)}}
         made_by |= dict.fromkeys((PROMPT_TOKEN_IDS, TOKEN_IDS), "return_token_ids")
         asked = {key for key, value in sampling.items() if value is not None and value is not False}
         self._foreign = {name for name, key in made_by.items() if key not in asked}
@@ -85,7 +85,7 @@ class LineMaker:
             "created": self._created,
             "model": self._model,
             "choices": [_choice(row, raw) for row in rows],
-            **({} if raw else _kept(rows[0], PROMPT_TOKEN_IDS)),
+            **({} if raw else _of_prompt(rows[0])),
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
@@ -147,7 +147,7 @@ def _choice(row: Row, raw: bool) -> dict[str, Any]:
     if raw:
         return {
             **choice,
-            **_kept(row, PROMPT_TOKEN_IDS),
+            **_of_prompt(row),
             "text": row["response"],
             "logprobs": None if logprobs is None else _completion_logprobs(logprobs),
         }
@@ -157,6 +157,23 @@ def _choice(row: Row, raw: bool) -> dict[str, Any]:
     if row.get("reasoning") is not None:
         message["reasoning_content"] = row["reasoning"]  # the name that vLLM gave it
     return {**choice, "message": message, "logprobs": None if logprobs is None else _chat_logprobs(logprobs)}
+
+
+def _of_prompt(row: Row) -> dict[str, Any]:
+    """What an answer says of its prompt's tokens, where it was asked."""
+    entries = row.get(OVER_PROMPT)
+    said = {} if entries is None else {OVER_PROMPT: [entry and _by_token_id(entry) for entry in entries]}
+    return {**said, **_kept(row, PROMPT_TOKEN_IDS)}
+
+
+def _by_token_id(entry: Row) -> dict[str, Any]:
+    """As vLLM has it: the token that stands there and the likeliest ones. Of the likeliest alone the rank is known."""
+    ranked = {str(other["token_id"]): _ranked(other, rank) for rank, other in enumerate(entry["top"] or (), 1)}
+    return {str(entry["token_id"]): _ranked(entry, None), **ranked}
+
+
+def _ranked(entry: Row, rank: int | None) -> dict[str, Any]:
+    return {"logprob": entry["logprob"], "rank": rank, "decoded_token": entry["token"]}
 
 
 def _kept(row: Row, name: str) -> dict[str, Any]:

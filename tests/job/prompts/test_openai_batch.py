@@ -309,6 +309,13 @@ def test_logprobs_need_the_jobs_column() -> None:
     assert overrides(completion(logprobs=2), **with_column) == {"logprobs": 2}
     assert overrides(completion(logprobs=0), **with_column) == {"logprobs": 0}
     assert overrides(chat(logprobs=False), **with_column) == {}
+    for row in (chat, completion):
+        assert "body.prompt_logprobs: " in (refused := refusal(row(prompt_logprobs=2), **with_column))
+        assert "sampling.prompt_logprobs: 2" in refused
+        assert overrides(row(prompt_logprobs=2), sampling={"prompt_logprobs": 0}) == {"prompt_logprobs": 2}
+        assert "prompt_logprobs: -1 is not between 0" in refusal(
+            row(prompt_logprobs=-1), sampling={"prompt_logprobs": 0}
+        )
 
 
 def test_token_ids_need_the_jobs_columns_and_make_no_other_row() -> None:

@@ -65,6 +65,30 @@ def test_token_ids_stand_where_vllm_puts_them() -> None:
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([7, 8], [1])
 
 
+def test_log_probabilities_of_the_prompt_stand_where_vllm_puts_them_by_token_id() -> None:
+    """The second token is not among the likeliest: nobody knows which place it has."""
+    likeliest = {"token_id": 9, "token": " b", "logprob": -0.5}
+    entries = [
+        None,
+        {**likeliest, "top": [likeliest]},
+        {"token_id": 8, "token": "c", "logprob": -2.0, "top": [likeliest]},
+    ]
+    of_likeliest = {"9": {"logprob": -0.5, "rank": 1, "decoded_token": " b"}}
+    want = [None, of_likeliest, {"8": {"logprob": -2.0, "rank": None, "decoded_token": "c"}, **of_likeliest}]
+    for url, where in (
+        ("/v1/chat/completions", lambda body: body),
+        ("/v1/completions", lambda body: body["choices"][0]),
+    ):
+        [(output, _)] = lines(row(url=url, prompt_logprobs=entries), sampling={"prompt_logprobs": 1})
+        assert output is not None and where(output["response"]["body"])["prompt_logprobs"] == want
+        [(output, _)] = lines(
+            row(url=url, prompt_logprobs=[None, {**likeliest, "top": None}]), sampling={"prompt_logprobs": 0}
+        )
+        assert output is not None
+        [_, only] = where(output["response"]["body"])["prompt_logprobs"]
+        assert only == {"9": {"logprob": -0.5, "rank": None, "decoded_token": " b"}}
+
+
 def test_calls_are_those_of_the_official_chat_completion() -> None:
     calls = [{"id": "abc123xyz", "name": "f", "arguments": '{"x": 1}'}, {"id": "abc", "name": "g", "arguments": "{}"}]
     called = row(response=None, finish_reason="tool_calls", tool_calls=calls)
@@ -148,12 +172,12 @@ def test_a_line_that_could_not_be_read_has_no_custom_id_and_a_run_without_ids_ha
 
 @pytest.mark.parametrize("id_column", ["custom_id", "logprobs"])
 def test_columns_of_the_input_are_not_taken_for_the_models(id_column: str) -> None:
-    given = row(logprobs=0.5, reasoning="the input's", token_ids=[1], prompt_token_ids=[1])
+    given = row(logprobs=0.5, prompt_logprobs=7, reasoning="the input's", token_ids=[1], prompt_token_ids=[1])
     of_job = {"thinking": None, "logprobs": None, "return_token_ids": False}
     [(output, _)] = lines(given, id_column=id_column, sampling=of_job)
     assert output is not None and output["custom_id"] == str(given[id_column])
     [choice] = output["response"]["body"]["choices"]
     assert choice["logprobs"] is None and "reasoning_content" not in choice["message"] and "token_ids" not in choice
-    assert "prompt_token_ids" not in output["response"]["body"]
+    assert not output["response"]["body"].keys() & {"prompt_token_ids", "prompt_logprobs"}
     [(output, _)] = lines(row(logprobs=LOGPROBS), sampling={"logprobs": 0})
     assert output is not None and output["response"]["body"]["choices"][0]["logprobs"] is not None
