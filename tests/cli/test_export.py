@@ -195,6 +195,29 @@ def test_a_file_of_the_official_packages_types_runs_and_raw_text_is_not_template
     assert Completion.model_validate(bare, strict=True).usage != same.usage
 
 
+def test_what_vllm_adds_to_answers_comes_with_them_where_the_job_has_it(folder: Path) -> None:
+    """Each answer speaks of the prompt as it ran: cut, where the line asks for that."""
+    chat = request("chat", body={"prompt_logprobs": 2, "truncate_prompt_tokens": 21})
+    plain = {"prompt": PROMPT, "max_tokens": 6, "truncate_prompt_tokens": 9}
+    write_lines(folder / "told.jsonl", [chat, request("plain", url="/v1/completions") | {"body": plain}])
+    sampling = ("logprobs=1", "prompt_logprobs=0", "return_token_ids=true")
+    options = ("input.path=told.jsonl", "output.path=out/told", *(f"sampling.{each}" for each in sampling))
+    told = [word for option in options for word in ("--set", option)]
+    assert bulkrun("submit", "jobs/openai_batch.yaml", *SMALL, *told).exit_code == 0
+    result = bulkrun("export", "out/told", "--format", "openai")
+    of_chat, of_plain = (json.loads(line)["response"]["body"] for line in result.stdout.splitlines())
+    for body, beside, length, likeliest in ((of_chat, of_chat, 21, 2), (of_plain, of_plain["choices"][0], 9, 0)):
+        first, *others = beside["prompt_logprobs"]
+        assert body["usage"]["prompt_tokens"] == len(beside["prompt_token_ids"]) == length
+        assert first is None and len(others) == length - 1
+        for token_id, entry in zip(beside["prompt_token_ids"][1:], others, strict=True):
+            assert str(token_id) in entry and max(likeliest, 1) <= len(entry) <= likeliest + 1
+        [choice] = body["choices"]
+        ended = choice["finish_reason"] == "stop"  # by a token that is counted, and not among those that are told
+        assert len(choice["token_ids"]) == body["usage"]["completion_tokens"] - ended
+        assert choice["logprobs"] is not None
+
+
 @pytest.mark.parametrize(
     ("line", "detected"),
     [

@@ -28,7 +28,7 @@ from bulkrun.data.types.nested import is_text
 from bulkrun.errors import RunError, UsageError
 from bulkrun.job.plan.result_columns import PROMPT_TOKEN_IDS, TOKEN_IDS, usual_fields
 from bulkrun.job.plan.rows import id_texts
-from bulkrun.job.prompts.body_keys import RESPONSES_URL
+from bulkrun.job.prompts.body_keys import OVER_PROMPT, RESPONSES_URL
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
@@ -39,7 +39,7 @@ from bulkrun.settings import Task
 
 _ROWS_PER_GROUP = 65536
 # What the lines of the format openai are made of, where a run has it.
-_LINE_COLUMNS = ("url", "reasoning", "tool_calls", "logprobs", PROMPT_TOKEN_IDS, TOKEN_IDS)
+_LINE_COLUMNS = ("url", "reasoning", "tool_calls", "logprobs", OVER_PROMPT, PROMPT_TOKEN_IDS, TOKEN_IDS)
 _OF_PAIRS = ("url", "body")  # and without these there are none: an answer to /v1/rerank has the documents
 _OF_RESPONSES = ("body",)  # an answer to /v1/responses says what was asked
 
