@@ -5,7 +5,8 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
+from bulkrun.job.prompts.fit import OnTooLong, PromptFitter, PromptFrame
+from bulkrun.job.prompts.row_cut import Cut, RowCut
 from bulkrun.request import RowError
 
 FRAME = PromptFrame([1, 2], [8, 9])
@@ -73,3 +74,22 @@ def test_what_is_kept_fits_and_is_in_the_prompts_order(
         assert all(token in rest for token in kept)  # a subsequence
         room = length - min(max_tokens, length // 2)
         assert len(kept) == min(len(token_ids), room)
+
+
+@given(
+    token_ids=ids,
+    head=st.lists(st.integers(0, 9), max_size=9),
+    most=st.integers(1, 45),
+    policy=st.sampled_from(["error", "truncate_left", "truncate_right"]),
+    how=st.sampled_from(["truncate_left", "truncate_right"]),
+)
+def test_a_rows_own_cut_comes_first_and_the_jobs_policy_after_it(
+    token_ids: list[int], head: list[int], most: int, policy: OnTooLong, how: Cut
+) -> None:
+    frame = partial(PromptFrame, head)
+    cut = PromptFitter(most, how).fit(token_ids, 0, frame)  # as one that is embedded fits a model of that length
+    assert isinstance(cut, list) and len(cut) == min(most, len(token_ids))
+    for length in (20, 60):
+        fitter = PromptFitter(length, policy)
+        assert fitter.fit(token_ids, 3, frame, RowCut(how, most)) == fitter.fit(cut, 3, frame)
+        assert fitter.fit(token_ids, 3, frame, RowCut(how)) == PromptFitter(length, how).fit(token_ids, 3, frame)
