@@ -31,6 +31,7 @@ STRUCTURES = (
 TEXT_FORMAT = "text.format"  # where /v1/responses has it
 TOKEN_IDS, OVER_PROMPT = "return_token_ids", "prompt_logprobs"
 CUT, CUT_SIDE = "truncate_prompt_tokens", "truncation_side"
+CUT_OF_RESPONSE = "truncation"
 # Honoured: a row's own values win over the job's.
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
 _ONES = ("n", "logprobs", OVER_PROMPT, TOKEN_IDS, CUT, CUT_SIDE, BUDGET)
@@ -43,7 +44,7 @@ COMPLETION_ONLY = ("prompt",)
 # Of /v1/responses: how a token is drawn is said as in a chat, what is asked elsewhere.
 _NOT_MOST = tuple(key for key in WHOLE_NUMBERS if not key.startswith("max_"))
 RESPONSE_TOO = (*NUMBERS, *_NOT_MOST, *_LISTS, *FLAGS, "structured_outputs")
-_RESPONSE_ONLY = ("input", "instructions", "max_output_tokens", "text", "reasoning", "include")
+_RESPONSE_ONLY = ("input", "instructions", "max_output_tokens", "text", "reasoning", "include", CUT_OF_RESPONSE)
 OF_RESPONSE = (*_RESPONSE_ONLY, "top_logprobs", "chat_template_kwargs", *_OF_TOOLS, *RESPONSE_TOO)
 OF_EMBEDDING = ("input", "dimensions", "encoding_format", CUT, CUT_SIDE)
 # vLLM's names for the two sides of pairs, the newest first.
@@ -104,7 +105,6 @@ NEUTRAL_OF_RESPONSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "stream": (False,),
         "background": (False,),
-        "truncation": ("disabled",),
         "previous_response_id": (),
         "conversation": (),
         "prompt": (),
@@ -161,7 +161,6 @@ _REASONS = {
 _NOTHING_STORED = "nothing is kept between lines here; write all that was said into input"
 _REASONS_OF_RESPONSE = {
     **_REASONS,
-    "truncation": "run.on_too_long in the job file says what becomes of a prompt that is too long",
     **dict.fromkeys(("previous_response_id", "conversation", "previous_input_messages"), _NOTHING_STORED),
     "prompt": "OpenAI keeps such prompts, and they are not here; write instructions and input",
     "messages": f"{RESPONSES_URL} calls it input",

@@ -144,7 +144,19 @@ def test_anything_else_is_refused_by_name(asked: dict[str, Any], words: str) -> 
         assert str(run(url, **body, **asked)).startswith(words)
 
 
-def test_a_response_has_no_such_key() -> None:
+def test_a_response_says_it_in_openais_word() -> None:
+    """As in vLLM, whatever the job does with prompts that are too long."""
+    asked = {"instructions": "Judge.", "input": DIGITS, "max_output_tokens": 2}
+    room = len("[system]Judge.\n[user]\n[assistant]") + 4 + 2
+    for on_too_long in ("error", "truncate_right"):
+        job = {"run": {"on_too_long": on_too_long}}
+        assert run(RESPONSE, room, job, **asked, truncation="auto") == ["[system]Judge.\n[user]6789\n[assistant]"]
+    assert run(RESPONSE, room, job, **asked, truncation="disabled") == ["[system]Judge.\n[user]0123\n[assistant]"]
+    assert str(run(RESPONSE, room, **asked, truncation="disabled")).startswith("the prompt has ")
+    assert run(RESPONSE, 99, **asked, truncation="auto") == [f"[system]Judge.\n[user]{DIGITS}\n[assistant]"]
+
+
+def test_a_response_has_no_key_of_vllms() -> None:
     assert "body.truncate_prompt_tokens: 4: this parameter is not supported" in run(
         RESPONSE, input="x", truncate_prompt_tokens=4
     )
