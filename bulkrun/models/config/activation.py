@@ -19,6 +19,7 @@ def activation_of(keys: Mapping[str, Any], family: Family) -> str:
     given = keys[name] or expected  # Gemma's files may say null
     if not family.has_mlp_gates and given in _GELUS and expected in _GELUS:
         return _ACTIVATIONS[given]
-    if given != expected and (given, expected) != ("gelu", "gelu_pytorch_tanh"):  # and the first ones said gelu
+    of_the_first = (name, given, expected) == ("hidden_act", "gelu", "gelu_pytorch_tanh")  # Gemmas, which meant this
+    if given != expected and not of_the_first:
         raise ModelError(f"{name} {given!r} is not supported; {expected} is")
     return _ACTIVATIONS[expected]

@@ -34,7 +34,10 @@ def of_gemma4(raw: _Keys) -> _Keys:
 
 
 def of_gemma4_unified(raw: _Keys) -> _Keys:
-    """Layers of full attention have heads of their own, the last layers keys of earlier ones and wider MLPs."""
+    """Layers of full attention have heads of their own, the last layers keys of earlier ones and wider MLPs.
+
+    Queries meet keys as they are, whatever the file says.
+    """
     layers = layers_of(raw)
     kinds = [_SLIDING if (layer + 1) % 6 else _FULL for layer in layers]
     if raw.get("layer_types"):
@@ -47,6 +50,7 @@ def of_gemma4_unified(raw: _Keys) -> _Keys:
     kept = layers_kv(shapes, len(layers), heads, head_dim)
     is_shared = [kept is not None and kept[layer].source != layer for layer in layers]
     return found | {
+        "query_pre_attn_scalar": 1,
         "layers_kv": kept,
         "keys_are_values": [bool(raw.get("attention_k_eq_v")) and kind == _FULL for kind in found["layer_types"]],
         "mlp_sizes": _mlp_sizes(raw, is_shared),

@@ -29,7 +29,6 @@ _GEMMA4: dict[str, Any] = _GEMMA | {
     "vocab_size": 262_144,
     "num_attention_heads": 8,
     "max_position_embeddings": 131_072,
-    "query_pre_attn_scalar": 1,  # normalized queries meet normalized keys as they are
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
     "partial_rotary_factor": None,

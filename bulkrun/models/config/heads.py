@@ -39,3 +39,8 @@ def qk_norm_of(keys: Mapping[str, Any], family: Family) -> QKNorm:
     if not keys.get("use_qk_norm"):
         return keys.get("qk_norm") or family.qk_norm
     return "centered_head" if family.are_centered else "head"
+
+
+def are_normed_behind_rope(qk_norm: QKNorm, family: Family) -> bool:
+    """Whether heads are normalized once they have turned; all that have no weight for it are."""
+    return qk_norm in ("turned_head", "plain_head") or (qk_norm == "head" and not family.norm_weights)

@@ -79,7 +79,7 @@ def of_lfm3(raw: _Keys) -> _Keys:
     found = {**raw, "layer_types": raw.get("layer_types") or kinds}
     return {
         **found,
-        "rms_norm_eps": raw.get("norm_eps", 1e-5),
+        "rms_norm_eps": raw.get("norm_eps", raw.get("rms_norm_eps", 1e-5)),
         "rope_parameters": raw.get("rope_parameters") or _LFM3_ROPE,
         "sliding_layers": [kind == _SLIDING for kind in of_layers(found, "layer_types")],
         "linear_layers": linear_layers(found, kinds, "conv", FULL, _SLIDING),

@@ -144,6 +144,11 @@ def of_heads(
     return tuple(rope and dataclasses.replace(rope, head_dim=kv.head_dim) for rope, kv in pairs)
 
 
+def of_one_length(ropes: tuple[RopeConfig | None, ...]) -> tuple[RopeConfig | None, ...]:
+    """The same where norms behind them undo what scaled ones multiply a head by."""
+    return tuple(rope and dataclasses.replace(rope, attention_factor=1.0) for rope in ropes)
+
+
 def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float, head_dim: int) -> RopeConfig:
     rope = {"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}
     config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])

@@ -168,5 +168,6 @@ def of_starcoder(raw: _Keys) -> _Keys:
 
 
 def _renamed(raw: _Keys, names: Mapping[str, str]) -> dict[str, Any]:
-    """The same keys, those of a family under the common names."""
-    return {names.get(name, name): value for name, value in raw.items()}
+    """The same keys, those of a family under the common names; the number in norms has no name but its own."""
+    others = {name: value for name, value in raw.items() if name not in names and name != "rms_norm_eps"}
+    return others | {ours: raw[theirs] for theirs, ours in names.items() if theirs in raw}

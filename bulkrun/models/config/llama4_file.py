@@ -28,7 +28,7 @@ LLAMA4_KEYS: _Keys = {
     "shared_expert_intermediate_size": None,
     "num_experts": None,
     "num_experts_per_tok": 1,
-    "norm_topk_prob": False,
+    "norm_topk_prob": None,
     "mlp_only_layers": None,
 }
 
@@ -65,6 +65,7 @@ def of_llama4(raw: _Keys) -> _Keys:
         "moe_intermediate_size": size,
         "shared_expert_intermediate_size": size,
         "num_local_experts": num_experts if sparse else None,
+        "norm_topk_prob": False,  # whatever the file says, as in transformers
         "mlp_only_layers": [layer for layer in layers if layer not in sparse],
     }
 

@@ -103,6 +103,7 @@ def of_jamba(raw: _Keys) -> _Keys:
         "position_embedding_type": "none",
         "mamba_inner_size": expand * hidden_size,
         "num_experts": 0 if num_experts == 1 else num_experts,  # of one it is a dense MLP
+        "norm_topk_prob": False,  # whatever the file says, as in transformers
         "mlp_only_layers": [layer for layer, has_experts in enumerate(sparse) if not has_experts],
         "linear_layers": linear_layers({**raw, "layer_types": None}, kinds, LINEAR),
     }
@@ -164,7 +165,8 @@ def _every(raw: _Keys, kind: str, period: int, offset: int) -> list[bool]:
 def _states_alone(raw: _Keys, num_layers: int, inner_size: int) -> dict[str, Any]:
     """Of a model whose layers are one block each that keeps a state: so many, where the file says nothing."""
     _check_own(raw, {**dict.fromkeys(_SIZES_OF_MAMBA, int), "layer_norm_epsilon": float})
-    keys = {_OWN_NAMES_OF_MAMBA.get(name, name): value for name, value in raw.items()}
+    others = {name: value for name, value in raw.items() if name not in _OWN_NAMES_OF_MAMBA and name != "rms_norm_eps"}
+    keys = others | {ours: raw[theirs] for theirs, ours in _OWN_NAMES_OF_MAMBA.items() if theirs in raw}
     num_layers = len(layers_of({"num_hidden_layers": num_layers, **keys}))
     heads = {"num_attention_heads": 1, "num_key_value_heads": None, "head_dim": 2}  # of none
     return {

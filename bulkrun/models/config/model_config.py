@@ -20,10 +20,10 @@ from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.experts import MoEConfig, moe_of
 from bulkrun.models.config.family import Family, NormPlacement, QKNorm, read_keys
 from bulkrun.models.config.general_config import general_facts
-from bulkrun.models.config.heads import heads_of, qk_norm_of, unlike_layers_of
+from bulkrun.models.config.heads import are_normed_behind_rope, heads_of, qk_norm_of, unlike_layers_of
 from bulkrun.models.config.latent import LatentConfig, latent_of
 from bulkrun.models.config.layer_inputs import LayerInputs, layer_inputs_of
-from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, sliding_windows, windows_both_ways
+from bulkrun.models.config.layer_kinds import layer_ropes, of_heads, of_one_length, sliding_windows, windows_both_ways
 from bulkrun.models.config.layer_kv import LayerKV
 from bulkrun.models.config.llama4_file import QueryGrowth, growth_of
 from bulkrun.models.config.multipliers import Multipliers, attention_scale, embedding_multiplier, multipliers_of
@@ -235,6 +235,7 @@ class DecoderConfig(ModelConfig):
         unlike_layers, latent = unlike_layers_of(keys, num_heads), latent_of(keys)
         turning_dim = head_dim if latent is None else latent.qk_rope_head_dim
         ropes = of_heads(layer_ropes(raw, rope, keys, windows, turning_dim), unlike_layers, latent)
+        qk_norm = qk_norm_of(keys, family)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -251,7 +252,7 @@ class DecoderConfig(ModelConfig):
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=bool(keys.get("attention_out_bias", attention_bias)),
             mlp_bias=bool(keys.get("mlp_bias", False)),
-            qk_norm=qk_norm_of(keys, family),
+            qk_norm=qk_norm,
             norms=keys.get("norms", family.norms),
             are_centered=bool(keys.get("are_centered", family.are_centered)),
             activation=activation_of(keys, family),
@@ -263,7 +264,7 @@ class DecoderConfig(ModelConfig):
             residual_multiplier=keys.get("residual_multiplier", 1.0),
             logits_divisor=keys.get("logits_scaling", 1.0),
             sliding_windows=windows,
-            ropes=ropes,
+            ropes=of_one_length(ropes) if are_normed_behind_rope(qk_norm, family) else ropes,
             moe=moe_of(keys, family),
             growth_without_rope=growth_of(keys),
             recurrence=family.recurrence(keys) if family.recurrence and any(keys["linear_layers"]) else None,

@@ -22,6 +22,11 @@ from bulkrun.models.config.family import BY_SIGMOID, GRANITE_KEYS, IN_GROUPS, Fa
 from bulkrun.models.config.llama4_file import LLAMA4_KEYS, of_llama4
 
 _AS_DEEPSEEK: dict[str, Any] = BY_SIGMOID | IN_GROUPS | {"num_experts_per_tok": 8}
+_BY_BIAS: dict[str, Any] = {  # in no groups, and weights sum to 1 whatever the file says
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+    "mlp_only_layers": None,
+}
 _OF_SIGMOID: dict[str, Any] = {
     "gates_shared_expert": False,
     "routes_in_float32": True,
@@ -81,7 +86,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "Trinity (Arcee AFM, mixture of experts)",
         "experts chosen by sigmoid and bias beside shared ones, gated attention, norms around both blocks, RoPE in "
         "sliding window layers alone",
-        _AS_DEEPSEEK
+        _BY_BIAS
         | {
             "head_dim": 128,
             "max_position_embeddings": 16_384,
@@ -193,7 +198,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
         "hy_v3",
         "Hunyuan 3 (Hy3)",
         "experts chosen by sigmoid and bias beside a shared one, QK-norm",
-        _AS_DEEPSEEK
+        _BY_BIAS
         | {
             "head_dim": 128,
             "num_key_value_heads": 8,
@@ -205,6 +210,7 @@ WITH_SHARED_EXPERTS: dict[str, Family] = {
             "moe_intermediate_size": 1536,
             "shared_expert_intermediate_size": 1536,
             "num_experts": 192,
+            "num_experts_per_tok": 8,
         },
         qk_norm="head",
         in_common_words=of_hunyuan3,

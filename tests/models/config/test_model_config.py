@@ -355,6 +355,8 @@ def test_the_first_gemmas_gelu_means_its_tanh_form() -> None:
     assert read(gemma).activation == read(gemma | {"hidden_act": "gelu"}).activation == "gelu_tanh"
     with pytest.raises(ModelError, match=r"hidden_act 'silu' is not supported; gelu_pytorch_tanh is"):
         read(gemma | {"hidden_act": "silu"})
+    with pytest.raises(ModelError, match=r"hidden_activation 'gelu' is not supported; gelu_pytorch_tanh is"):
+        read(GEMMA3 | {"hidden_activation": "gelu"})  # there it is another one
 
 
 def test_phi3_longrope_ends_at_the_original_context() -> None:

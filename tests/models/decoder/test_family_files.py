@@ -48,6 +48,12 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
             },
         ),
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "alpha": 3, "factor": 1.0, "rope_theta": 7e3}}),
+        # norms behind RoPE undo what yarn multiplies heads by
+        ("hunyuan", {"rope_scaling": YARN}),
+        ("hunyuan_moe", {"rope_scaling": YARN}),
+        ("nanochat", {"rope_scaling": YARN}),
+        ("llama4", {"rope_scaling": YARN}),
+        ("llama4_maverick", {"rope_scaling": YARN}),  # has no such norms
         ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
         ("glm4_moe", {"first_k_dense_replace": 2, "norm_topk_prob": False, "num_nextn_predict_layers": 1}),
         ("glm4_moe", {"n_group": 4, "topk_group": 2}),
@@ -112,8 +118,12 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("falcon_new", {"num_ln_in_parallel_attn": 1, "num_kv_heads": 6, "bias": False}),
         ("falcon_new", {"activation": "gelu_new", "num_kv_heads": 1}),
         ("gptj", {"n_inner": None, "layer_norm_epsilon": 1e-3, "rotary_dim": 8, "n_positions": 300}),
-        ("codegen", {"n_inner": None, "activation_function": "gelu", "tie_word_embeddings": False}),
+        (
+            "codegen",
+            {"n_inner": None, "activation_function": "gelu", "tie_word_embeddings": False, "rms_norm_eps": 0.5},
+        ),
         ("jais2", {"attention_bias": False, "mlp_bias": False, "rope_theta": 5e5, "layer_norm_eps": 1e-3}),
+        ("jais2", {"layer_norm_eps": 1e-3, "rms_norm_eps": 0.5}),  # a key that none with such norms has
         ("nemotron", {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 1.0, "norm_eps": 1e-3}),
         ("nanochat", {"attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 1e-3}),
         ("olmo", {"attention_bias": True, "num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -172,7 +182,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("mellum", {"layer_types": None, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
         ("minimax_m2", {"use_qk_norm": True, "scoring_func": "sigmoid", "rope_theta": 5e6, "rotary_dim": 4}),
         ("afmoe", {"layer_types": None, "global_attn_every_n_layers": 2, "mup_enabled": False, "route_scale": 2.4}),
-        ("afmoe", {"num_shared_experts": 2, "num_dense_layers": 2, "rope_theta": 5e4}),
+        ("afmoe", {"num_shared_experts": 2, "num_dense_layers": 2, "norm_topk_prob": False, "n_group": 2}),
         ("dots1", {"layer_types": None, "max_window_layers": 1, "first_k_dense_replace": 2, "norm_topk_prob": True}),
         ("dots1", {"sliding_window": None, "layer_types": None, "n_shared_experts": 2, "routed_scaling_factor": 2.5}),
         (
@@ -223,10 +233,13 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
             {"layer_types": [FULL, CHUNKED, CHUNKED, FULL], "no_rope_layer_interval": 3},
         ),
         ("llama4", {"attention_chunk_size": None, "moe_layers": [2], "intermediate_size_mlp": 40}),
+        ("llama4", {"norm_topk_prob": True}),  # a key that it does not have
+        ("gemma4", {"query_pre_attn_scalar": 8}),  # nor it this one
         ("llama4_maverick", {"moe_layers": []}),  # no experts: all layers in one call, until queries grow
         ("llama4_maverick", {"moe_layers": [], "attn_temperature_tuning": False}),
         ("llama4", {"num_local_experts": 1, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
         ("hy_v3", {"mlp_layer_types": None, "router_scaling_factor": 1.5, "num_shared_experts": 2, "mlp_bias": False}),
+        ("hy_v3", {"norm_topk_prob": False, "n_group": 2}),  # keys of others
         ("hunyuan_moe", {"moe_topk": [2] * 3, "moe_intermediate_size": [72] * 3, "num_shared_expert": [1] * 3}),
         ("hunyuan_moe", {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}, "attention_bias": True}),
         ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),

@@ -116,6 +116,7 @@ def test_olmo_hybrids_convolution_may_be_cut_anyhow(sizes: tuple[int, ...] | Non
     [
         ("lfm2_moe", ("tie_word_embeddings",), LFM2_MOE),
         ("lfm3", ("layer_types",), {"norm_eps": 1e-3, "num_hidden_layers": 6}),
+        ("lfm3", (), {"rms_norm_eps": 1e-3}),
         ("nemotron_h", ("layers_block_type", "intermediate_size"), NEMOTRON | {"hybrid_override_pattern": "MM*EE"}),
         ("nemotron_h", ("layers_block_type",), NEMOTRON | {"norm_topk_prob": False}),
         ("falcon_h1", ("mamba_n_groups",), FALCON),
@@ -130,10 +131,15 @@ def test_olmo_hybrids_convolution_may_be_cut_anyhow(sizes: tuple[int, ...] | Non
         ("olmo_hybrid", (), {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}),
         ("olmo_hybrid", (), {"rope_parameters": None}),
         ("bamba", (), {"attn_rotary_emb": 4, "partial_rotary_factor": 0.25, "attn_layer_indices": [0, 3]}),
-        ("jamba", (), {"mamba_inner_layernorms": True, "n_ctx": 262144, "num_logits_to_keep": 1}),
+        ("jamba", (), {"mamba_inner_layernorms": True, "n_ctx": 262144, "norm_topk_prob": True}),
         ("jamba_dense", ("num_experts_per_tok",), {"mamba_inner_layernorms": True, "tie_word_embeddings": True}),
         ("mamba", (), {"d_inner": 144, "d_model": 48, "n_layer": 3, "ssm_cfg": {}, "rms_norm": True, "expand": 2}),
-        ("falcon_mamba", (), {"expand": 16, "time_step_scale": 1.0, "rescale_prenorm_residual": False}),
+        ("mamba2", (), {"layer_norm_epsilon": 1e-3, "rms_norm_eps": 0.5}),  # which is another key
+        (
+            "falcon_mamba",
+            (),
+            {"rms_norm_eps": 0.5, "expand": 16, "time_step_scale": 1.0, "rescale_prenorm_residual": False},
+        ),
         ("granite_4", (), GRANITE | {"position_embedding_type": "rope", "mamba_d_head": "auto"}),
         ("granite_h", ("mamba_d_head",), GRANITE | {"mamba_d_head": "auto", "position_embedding_type": "nope"}),
         ("granite_h_moe", (), GRANITE | {"time_step_limit": [0.0, float("inf")]}),
