@@ -236,6 +236,7 @@ def test_biases_by_family() -> None:
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": "8"}, r"'logits_scaling' is '8', not a number"),
         ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 2}, r"factor 2.0 turns 32 of .* 16 dim"),
         ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.6}, r"factor 0.6 turns 9 of .* pairs"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.06}, r"factor 0.06 turns 0 of .* 16 dim"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.5]}}, r"short_factor has 1 numbers, and 8 pairs"),
         ({"rope_scaling": {"type": "longrope"}}, r"short_factor has 0 numbers, and 8 pairs .* config\.json"),
         ({"torch_dtype": "float8_e4m3fn"}, r"dtype float8_e4m3fn is not supported; these are: bfloat16"),
@@ -345,6 +346,7 @@ def test_gemma_scales_embeddings_and_queries_and_ties_by_default() -> None:
     gemma2 = read(GEMMA3 | {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 144})
     assert (gemma2.embedding_multiplier, gemma2.attention_scale, gemma2.head_dim) == (8.0, 1 / 12, 32)
     assert (gemma2.attention_soft_cap, gemma2.logits_soft_cap, gemma2.tie_word_embeddings) == (50.0, 30.0, True)
+    assert read(GEMMA3 | {"hidden_activation": None}).activation == "gelu_tanh"
     assert (gemma2.activation, gemma2.norms, gemma2.norm_offset) == ("gelu_tanh", "sandwich", 1.0)
     assert gemma2.sliding_windows == (4096, None, 4096)
     assert (read(GEMMA3).attention_soft_cap, read(GEMMA3).logits_soft_cap) == (None, None)
@@ -375,6 +377,7 @@ def test_phi3_longrope_ends_at_the_original_context() -> None:
     assert (rope.short_factor, rope.partial_rotary_factor) == ((1.0,) * 6, 0.75)
     assert rope.attention_factor == pytest.approx(1.5**0.5)
     assert read(phi3 | {"rope_scaling": None}).max_position_embeddings == 512
+    assert read(phi3 | {"original_max_position_embeddings": None}).max_position_embeddings == 512
 
 
 def test_the_context_that_a_scaling_buys() -> None:
@@ -388,6 +391,8 @@ def test_the_context_that_a_scaling_buys() -> None:
         config = read(LLAMA | keys)
         assert (config.max_position_embeddings, config.reachable_positions) == (8192, 8192)
     assert read(LLAMA | {"rope_scaling": yarn | {"factor": 0.5}}).max_position_embeddings == 2048
+    no_factor = read(LLAMA | {"rope_scaling": yarn | {"factor": None}, "max_position_embeddings": 8192})
+    assert (no_factor.max_position_embeddings, no_factor.ropes[0].factor) == (8192, 4.0)
     unsaid = read(LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
     linear = read(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}})
     for config in (unsaid, linear):
@@ -440,9 +445,13 @@ def test_what_hybrids_say_in_words_of_their_own_is_checked() -> None:
     assert read(granite).attends == (False, True)
     assert read(nemotron).attends == (False, True, False, False)
     assert read(lfm2).intermediate_size == 256  # two thirds of 96, in whole 256
+    mamba = {key: value for key, value in LLAMA.items() if key != "intermediate_size"}
+    assert read(mamba | {"architectures": ["MambaForCausalLM"], "expand": 3}).intermediate_size == 192
     for raw, message in (
         (granite | {"mamba_n_heads": 5}, "are not the 128 that mamba_expand makes them"),
+        (granite | {"mamba_d_head": 16}, "4 Mamba heads of 16 are not the 128 that mamba_expand makes them"),
         (granite | {"mamba_n_groups": 3}, "of 4 heads in 3 groups behind a convolution over 4 tokens"),
+        (granite | {"mamba_d_conv": 1}, "of 4 heads in 1 groups behind a convolution over 1 tokens is not supported"),
         (granite | {"time_step_limit": [0.01, 1.0]}, r"'time_step_limit' is \[0.01, 1.0\]; only steps without limits"),
         (granite | {"time_step_limit": [0.0, 0.1]}, r"'time_step_limit' is \[0.0, 0.1\]; only steps without limits"),
         (granite | {"num_hidden_layers": 10**12}, "'num_hidden_layers' is 1000000000000, not a number of layers"),
@@ -450,6 +459,8 @@ def test_what_hybrids_say_in_words_of_their_own_is_checked() -> None:
         (nemotron | {"hybrid_override_pattern": "M-"}, "none of 2 layers has attention"),
         (nemotron | {"hybrid_override_pattern": None}, "neither layers_block_type nor hybrid_override_pattern says"),
         (nemotron | {"n_group": 2}, "n_group other than 1, are not supported"),
+        (nemotron | {"moe_latent_size": 8}, "moe_latent_size, and n_group other than 1, are not supported"),
+        (nemotron | {"mlp_hidden_act": "silu"}, "hidden_act 'silu' is not supported; relu2 is"),
         (nemotron | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu' is not supported; silu is"),
         (lfm2 | {"full_attn_idxs": []}, "none of 2 layers has full_attention"),
         (lfm2 | {"conv_L_cache": 1}, "'conv_L_cache' is 1, and a convolution sees at least 2 tokens"),

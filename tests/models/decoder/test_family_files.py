@@ -38,7 +38,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("glm", {"attention_bias": False, "partial_rotary_factor": 1.0}),
         ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
         ("arcee", {"mlp_bias": True, "rope_scaling": {"type": "linear", "factor": 2.0}}),
-        ("exaone4", {"layer_types": [FULL, SLIDING, SLIDING]}),
+        ("exaone4", {"layer_types": [FULL, SLIDING, SLIDING], "sliding_window_pattern": "LG"}),
         (
             "hunyuan",
             {
@@ -50,13 +50,16 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "alpha": 3, "factor": 1.0, "rope_theta": 7e3}}),
         # norms behind RoPE undo what yarn multiplies heads by
         ("hunyuan", {"rope_scaling": YARN}),
-        ("hunyuan_moe", {"rope_scaling": YARN}),
+        ("hunyuan_moe", {"rope_scaling": YARN | {"alpha": 50.0}}),  # which is of dynamic RoPE
         ("nanochat", {"rope_scaling": YARN}),
         ("llama4", {"rope_scaling": YARN}),
         ("llama4_maverick", {"rope_scaling": YARN}),  # has no such norms
         ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
         ("glm4_moe", {"first_k_dense_replace": 2, "norm_topk_prob": False, "num_nextn_predict_layers": 1}),
         ("glm4_moe", {"n_group": 4, "topk_group": 2}),
+        ("ernie4_5_moe_between", {"moe_layer_interval": 3}),
+        ("deepseek_v3", {"n_group": 2, "topk_group": 2, "num_experts_per_tok": 8}),  # all experts of all groups
+        ("deepseek_v2_lite", {"mlp_bias": True}),
         ("deepseek_v3", {**OF_V3, "first_k_dense_replace": 2, "norm_topk_prob": False, "rope_theta": 5e4}),
         ("deepseek_v3", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "rope_interleave": False}),
         ("moonlight", {**OF_V3, "model_type": "deepseek_v3", "routed_scaling_factor": 2.446}),
@@ -99,6 +102,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
                 "first_k_dense_replace": 2,
                 "model_max_length": 400,
                 "mla_use_nope": True,
+                "moe_layer_freq": 1,
                 "moe_router_activation_func": "sigmoid",
                 "rope_theta": 1e4,
             },
@@ -117,7 +121,9 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("falcon", {"ffn_hidden_size": None, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False}),
         ("falcon_new", {"num_ln_in_parallel_attn": 1, "num_kv_heads": 6, "bias": False}),
         ("falcon_new", {"activation": "gelu_new", "num_kv_heads": 1}),
+        ("falcon_new", {"multi_query": True, "n_embed": 48, "hidden_size": 96}),  # the first as Falcon 40B has it
         ("gptj", {"n_inner": None, "layer_norm_epsilon": 1e-3, "rotary_dim": 8, "n_positions": 300}),
+        ("gptj", {"rope_theta": 777.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),  # keys of others
         (
             "codegen",
             {"n_inner": None, "activation_function": "gelu", "tie_word_embeddings": False, "rms_norm_eps": 0.5},
@@ -127,7 +133,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("nemotron", {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 1.0, "norm_eps": 1e-3}),
         ("nanochat", {"attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 1e-3}),
         ("olmo", {"attention_bias": True, "num_key_value_heads": 6, "tie_word_embeddings": True}),
-        ("olmo", {"rms_norm_eps": 1e-2}),
+        ("olmo", {"rms_norm_eps": 1e-2, "rope_scaling": YARN}),
         ("phi", {"tie_word_embeddings": True}),
         ("phi", {"partial_rotary_factor": 0.25, "hidden_act": "gelu", "layer_norm_eps": 1e-3}),
         ("stablelm", {"rope_parameters": None, "partial_rotary_factor": 1.0, "use_qkv_bias": True}),
@@ -159,10 +165,21 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
                 "prefix_dense_intermediate_size": None,
             },
         ),
+        (
+            "cohere2_moe",
+            {
+                "mlp_layer_types": None,
+                "first_k_dense_replace": 3,
+                "layer_types": None,
+                "prefix_dense_sliding_window_pattern": 3,
+                "num_hidden_layers": 7,
+            },
+        ),
         ("cohere2_moe", {"mlp_layer_types": None, "num_shared_experts": 0}),
         ("cohere2_moe", {"mlp_layer_types": None, "layer_types": [FULL] * 3}),  # no layer turns
         ("cohere2_moe", {"rms_norm_eps": 1e-3, "norm_topk_prob": False, "rope_theta": 5e4}),
-        ("cwm", {"layer_types": None, "num_hidden_layers": 5, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("cwm", {"layer_types": None, "rope_theta": 5e4, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("cwm", {"layer_types": None, "num_hidden_layers": 5}),
         ("helium", {"attention_bias": True, "mlp_bias": True, "rope_theta": 1e5}),
         ("hyperclovax", {"attention_multiplier": None, "logits_scaling": 0.3, "attention_bias": True}),
         ("granite_swa", {"layer_types": None, "layer_rope_theta": None, "num_hidden_layers": 5, "rope_theta": 5e4}),
@@ -181,6 +198,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ),
         ("mellum", {"layer_types": None, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
         ("minimax_m2", {"use_qk_norm": True, "scoring_func": "sigmoid", "rope_theta": 5e6, "rotary_dim": 4}),
+        ("minimax_m2", {"partial_rotary_factor": 1.0}),
         ("afmoe", {"layer_types": None, "global_attn_every_n_layers": 2, "mup_enabled": False, "route_scale": 2.4}),
         ("afmoe", {"num_shared_experts": 2, "num_dense_layers": 2, "norm_topk_prob": False, "n_group": 2}),
         ("dots1", {"layer_types": None, "max_window_layers": 1, "first_k_dense_replace": 2, "norm_topk_prob": True}),
@@ -200,6 +218,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("flint", {"mlp_only_layers": [2], "norm_topk_prob": False, "attention_bias": True}),
         ("granitemoeshared", {"shared_intermediate_size": 0}),
         ("granitemoe_swa", {"layer_types": None, "layer_rope_theta": [3e3, 0, 5e4], "shared_intermediate_size": 0}),
+        ("granitemoe_swa", {"layer_rope_theta": [3e3, 0, 5e4], "rope_scaling": {"type": "linear", "factor": 2.0}}),
         # as the first files of Scout and of Maverick say it
         (
             "llama4",
@@ -234,7 +253,8 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ),
         ("llama4", {"attention_chunk_size": None, "moe_layers": [2], "intermediate_size_mlp": 40}),
         ("llama4", {"norm_topk_prob": True}),  # a key that it does not have
-        ("gemma4", {"query_pre_attn_scalar": 8}),  # nor it this one
+        ("gemma4", {"query_pre_attn_scalar": 8, "num_experts": 4}),  # nor it these
+        ("gemma4_moe", {"num_global_key_value_heads": None}),
         ("llama4_maverick", {"moe_layers": []}),  # no experts: all layers in one call, until queries grow
         ("llama4_maverick", {"moe_layers": [], "attn_temperature_tuning": False}),
         ("llama4", {"num_local_experts": 1, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
@@ -242,8 +262,14 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("hy_v3", {"norm_topk_prob": False, "n_group": 2}),  # keys of others
         ("hunyuan_moe", {"moe_topk": [2] * 3, "moe_intermediate_size": [72] * 3, "num_shared_expert": [1] * 3}),
         ("hunyuan_moe", {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}, "attention_bias": True}),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "factor": 1.0}}),
         ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
+        (
+            "qwen2_moe",
+            {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 4, "num_hidden_layers": 5},
+        ),
         ("qwen2_moe", {"qkv_bias": False, "decoder_sparse_step": 2, "norm_topk_prob": True}),
+        ("qwen2_moe", {"decoder_sparse_step": 3}),
         (
             "qwen2_moe",
             {
@@ -333,10 +359,14 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, r"qk_rope_head_dim 7 is not supported; it must be even"),
         ("DeepseekV3ForCausalLM", {"kv_lora_rank": 0}, r"'kv_lora_rank' is 0, not a whole number above 0"),
         ("DeepseekV3ForCausalLM", {"v_head_dim": "x"}, r"'v_head_dim' is 'x', not a whole number above 0"),
+        ("DeepseekV3ForCausalLM", {"v_head_dim": None}, r"'v_head_dim' is None, not a whole number above 0"),
+        ("DeepseekV3ForCausalLM", {"q_lora_rank": 0}, r"'q_lora_rank' is 0, not a whole number above 0"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, r"scoring_func 'softmax' is not supported; sigmoid is"),
         ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, r"moe_layer_freq 2 is not supported; 1 is"),
         ("DeepseekV3ForCausalLM", {"n_group": 7}, r"'n_group' is 7 with topk_group 4, .* does not go together"),
         ("DeepseekV3ForCausalLM", {"topk_group": 9}, r"'n_group' is 8 with topk_group 9, .* does not go together"),
+        ("DeepseekV3ForCausalLM", {"topk_group": 1, "num_experts_per_tok": 33}, r"topk_group 1, and 33 of 256"),
+        ("DeepseekV3ForCausalLM", {"n_group": 256, "topk_group": 9}, r"'n_group' is 256 with topk_group 9, "),
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, r"norm_topk_prob true is not supported; false is"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, r"topk_method 'noaux_tc' is not supported; greedy and"),
         ("Glm4MoeForCausalLM", {"n_group": 3}, r"'n_group' is 3 with topk_group 1, .* does not go together"),
@@ -347,6 +377,7 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("PhiForCausalLM", {"qk_layernorm": True}, r"qk_layernorm true is not supported; false is"),
         ("GPTJForCausalLM", {"rotary_dim": None}, r"key 'rotary_dim' is None, not a whole number above 0"),
         ("Cohere2MoeForCausalLM", {"expert_selection_fn": "top"}, r"_fn 'top' is not supported; softmax and sig"),
+        ("Cohere2MoeForCausalLM", {"shared_expert_combination_strategy": "max"}, r"_strategy 'max' is not supported"),
         ("HyperCLOVAXForCausalLM", {"use_post_norm": False}, r"use_post_norm False is not supported; True is"),
         ("HyperCLOVAXForCausalLM", {"residual_multiplier": 0.5}, r"residual_multiplier 0.5 is not supported; 1.0 is"),
         ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 2, 1]}, r"moe_topk \[1, 2, 1\] is not supported; one number"),
@@ -358,8 +389,16 @@ def test_exaones_word_of_layers(pattern: str, windows: list[int | None]) -> None
         ("AfmoeForCausalLM", {"num_shared_experts": 0}, r"'n_shared_experts' is 0, not a whole number above 0"),
         ("KimiLinearForCausalLM", {"num_hidden_layers": 6, "mla_use_nope": False}, r"mla_use_nope False is not supp"),
         ("KimiLinearForCausalLM", {"attn_res_block_size": 12}, r"attn_res_block_size 12 is not"),
+        ("KimiLinearForCausalLM", {"mla_use_output_gate": True}, r"mla_use_output_gate True is not supported; False"),
+        ("KimiLinearForCausalLM", {"moe_layer_freq": 2}, r"moe_layer_freq 2 is not supported; 1 is"),
+        ("KimiLinearForCausalLM", {"moe_router_activation_func": "softmax"}, r"_func 'softmax' is not supported"),
+        ("KimiLinearForCausalLM", {"routed_expert_hidden_size": 64}, r"routed_expert_hidden_size 64 is not supported"),
+        ("KimiLinearForCausalLM", {"linear_attn_config": {"use_full_rank_gate": True}}, r"use_full_rank_gate True is"),
         ("KimiLinearForCausalLM", {"linear_attn_config": {"gate_lower_bound": -5.0}}, r"gate_lower_bound -5.0 is not"),
         ("KimiLinearForCausalLM", {"layer_types": ["linear_attention"] * 3}, r"layers .* are not supported; some"),
+        ("KimiLinearForCausalLM", {"layer_types": [FULL, SLIDING, FULL]}, r"layers .* are not supported; some of"),
+        ("PhiForCausalLM", {"hidden_act": "relu"}, r"hidden_act 'relu' is not supported; gelu_new is"),
+        ("ArceeForCausalLM", {"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; relu2 is"),
         ("KimiLinearForCausalLM", {"num_hidden_layers": 6, "linear_num_heads": 0}, r"'linear_num_heads' is 0, not a"),
         ("Llama4ForCausalLM", {"layer_types": [FULL, SLIDING, FULL]}, r"'sliding_attention' is not supported; full_"),
         ("Llama4ForCausalLM", {"layer_types": [FULL]}, r"'layer_types' has 1 values for 3 layers"),

@@ -81,6 +81,10 @@ FALCON = {  # as tiiuae/Falcon-H1-0.5B-Instruct has them
     "rope_theta": 100_000_000_000.0,
     "time_step_limit": [0.0, float("inf")],
 }
+LFM3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor": 0.25},
+}
 OLMO_SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 OLMO = {  # as OLMo-core's converter writes them
     "linear_allow_neg_eigval": True,
@@ -116,9 +120,13 @@ def test_olmo_hybrids_convolution_may_be_cut_anyhow(sizes: tuple[int, ...] | Non
     [
         ("lfm2_moe", ("tie_word_embeddings",), LFM2_MOE),
         ("lfm3", ("layer_types",), {"norm_eps": 1e-3, "num_hidden_layers": 6}),
-        ("lfm3", (), {"rms_norm_eps": 1e-3}),
+        ("lfm3", (), {"rms_norm_eps": 1e-3, "rope_parameters": LFM3_ROPE}),
+        ("lfm2_biases", (), {"norm_eps": 1e-3, "conv_L_cache": 2}),
+        ("qwen3_5", (), {"linear_conv_kernel_dim": 2}),
         ("nemotron_h", ("layers_block_type", "intermediate_size"), NEMOTRON | {"hybrid_override_pattern": "MM*EE"}),
         ("nemotron_h", ("layers_block_type",), NEMOTRON | {"norm_topk_prob": False}),
+        ("nemotron_h", (), {"conv_kernel": 3, "use_bias": True}),
+        ("nemotron_h_moe", (), {"use_conv_bias": False}),
         ("falcon_h1", ("mamba_n_groups",), FALCON),
         (
             "falcon_h1",
@@ -126,7 +134,7 @@ def test_olmo_hybrids_convolution_may_be_cut_anyhow(sizes: tuple[int, ...] | Non
             {"mamba_d_head": 16, "head_dim": 16},
         ),
         ("olmo_hybrid", (*OLMO_SIZES, "layer_types"), OLMO | {"num_hidden_layers": 5}),
-        ("olmo_hybrid", ("layer_types", "linear_num_value_heads"), OLMO | {"num_hidden_layers": 2}),
+        ("olmo_hybrid", ("layer_types", "linear_num_value_heads"), OLMO | {"num_hidden_layers": 3}),
         ("olmo_hybrid", (), OLMO | {"attention_bias": True, "linear_allow_neg_eigval": False, "rope_theta": 3e3}),
         ("olmo_hybrid", (), {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}),
         ("olmo_hybrid", (), {"rope_parameters": None}),
@@ -134,7 +142,8 @@ def test_olmo_hybrids_convolution_may_be_cut_anyhow(sizes: tuple[int, ...] | Non
         ("jamba", (), {"mamba_inner_layernorms": True, "n_ctx": 262144, "norm_topk_prob": True}),
         ("jamba_dense", ("num_experts_per_tok",), {"mamba_inner_layernorms": True, "tie_word_embeddings": True}),
         ("mamba", (), {"d_inner": 144, "d_model": 48, "n_layer": 3, "ssm_cfg": {}, "rms_norm": True, "expand": 2}),
-        ("mamba2", (), {"layer_norm_epsilon": 1e-3, "rms_norm_eps": 0.5}),  # which is another key
+        ("mamba", (), {"conv_kernel": 2}),
+        ("mamba2", (), {"conv_kernel": 2, "layer_norm_epsilon": 1e-3, "rms_norm_eps": 0.5}),  # which is another key
         (
             "falcon_mamba",
             (),
