@@ -20,8 +20,6 @@ def sliding_windows(keys: Mapping[str, Any]) -> tuple[Window | None, ...]:
     """Each layer's window, or chunks; None: full attention."""
     if "attention_chunk_size" in keys:
         return _chunks(keys)
-    if "linear_layers" in keys and not keys.get("sliding_layers"):
-        return (None,) * keys["num_hidden_layers"]
     window = keys.get("sliding_window")
     if not keys.get("use_sliding_window", True):
         window = None

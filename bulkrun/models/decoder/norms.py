@@ -76,7 +76,8 @@ class NoNorm(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + residual, the same tensor)."""
-        residual = x + residual if scale is None else (x + residual) * scale
+        assert scale is None, "layers are scaled behind their last block, and a norm follows it"
+        residual = x + residual
         return residual, residual
 
 

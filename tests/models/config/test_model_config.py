@@ -433,6 +433,7 @@ def test_experts_by_family_and_under_both_names() -> None:
 
 def test_keys_of_another_family_mean_nothing() -> None:
     strays = {"attn_logit_softcapping": 5.0, "residual_multiplier": 0.1, "num_experts": 8, "no_rope_layers": [0, 0],
+              "num_local_experts": 8,
               "query_pre_attn_scalar": 3, "logits_scaling": 7.0}  # fmt: skip
     assert read(LLAMA | strays) == read(LLAMA)
 

@@ -13,6 +13,7 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.rotary_frequencies import query_growth
 from tests.models.decoder.test_decoder import random_tokens, whole_prompt_logits
 from tests.models.load import load_model
@@ -216,7 +217,7 @@ def read(architecture: str, **keys: Any) -> DecoderConfig:
         ("exaone_moe", {"layer_types": [FULL] * 3, "norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
         ("flint", {"layer_types": None, "mlp_only_layers": None, "num_hidden_layers": 7}),
         ("flint", {"mlp_only_layers": [2], "norm_topk_prob": False, "attention_bias": True}),
-        ("granitemoeshared", {"shared_intermediate_size": 0}),
+        ("granitemoeshared", {"shared_intermediate_size": 0, "attention_bias": True}),
         ("granitemoe_swa", {"layer_types": None, "layer_rope_theta": [3e3, 0, 5e4], "shared_intermediate_size": 0}),
         ("granitemoe_swa", {"layer_rope_theta": [3e3, 0, 5e4], "rope_scaling": {"type": "linear", "factor": 2.0}}),
         # as the first files of Scout and of Maverick say it
@@ -293,6 +294,43 @@ def test_keys_mean_what_they_mean_to_transformers(variant: str, keys: dict[str, 
     with torch.inference_mode():
         theirs = reference(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(ours, theirs, atol=tolerance_of(variant), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("llama", "rms_norm_eps"),
+        ("gemma2", "rms_norm_eps"),
+        ("qwen3", "rms_norm_eps"),
+        ("olmo2", "rms_norm_eps"),
+        ("hunyuan", "rms_norm_eps"),
+        ("llama4", "rms_norm_eps"),
+        ("gemma3n", "rms_norm_eps"),
+        ("gemma4", "rms_norm_eps"),
+        ("gemma4_moe", "rms_norm_eps"),
+        ("deepseek_v2", "rms_norm_eps"),  # in attention 1e-6, whatever the file says
+        ("minicpm3", "rms_norm_eps"),
+        ("kimi_linear", "rms_norm_eps"),
+        ("qwen3_5", "rms_norm_eps"),
+        ("olmo_hybrid", "rms_norm_eps"),
+        ("jamba", "rms_norm_eps"),
+        ("falcon_h1_norm", "rms_norm_eps"),
+        ("falcon_mamba", "mixer_rms_eps"),
+        ("cohere_qk_norm", "layer_norm_eps"),
+        ("nemotron_h", "layer_norm_epsilon"),
+    ],
+)
+def test_the_number_in_norms_is_the_files(variant: str, name: str, tmp_path: Path) -> None:
+    """One so large that a norm with another number, or a scale before a norm, shows; op by op too."""
+    reference, tokens = save_published(tmp_path, variant, **{name: 0.05}), random_tokens(30, seed=9)
+    model = load_model(tmp_path, dtype=torch.float32, device="cpu")
+    assert isinstance(model, Decoder)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=tolerance_of(variant), rtol=0)
+    if model.layer_stack is not None:
+        model.layer_stack = None
+        torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=tolerance_of(variant), rtol=0)
 
 
 def test_ministral_turns_as_the_first_ones_did_where_the_file_says_nothing() -> None:

@@ -210,6 +210,19 @@ def test_tokens_beyond_the_table_of_layer_inputs_have_the_first_ones(tmp_path: P
     torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("projections", ["altup_projections", "altup_unembed_projections"])
+@torch.no_grad()
+def test_streams_that_are_nearly_nothing_grow_as_in_transformers(projections: str, tmp_path: Path) -> None:
+    """They are scaled to the first one's length, but by no more than a mean square of 1e-5 asks for."""
+    reference, tokens = save_published(tmp_path, "gemma3n"), random_tokens(30, seed=9)
+    for name, parameter in reference.named_parameters():
+        if projections in name:
+            parameter.mul_(1e-3)
+    reference.save_pretrained(tmp_path)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    torch.testing.assert_close(ours, reference(torch.tensor([tokens])).logits[0], atol=TOLERANCE, rtol=0)
+
+
 def test_bfloat16_is_as_far_from_float32_as_transformers_is(tmp_path: Path) -> None:
     """The oracle of rounding: neither rounds where the other one does not."""
     tokens = random_tokens(100, seed=4)

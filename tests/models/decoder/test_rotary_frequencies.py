@@ -39,6 +39,9 @@ REACHES = {"original_max_position_embeddings": 512}  # of longrope: 4096 positio
         YARN | {"attention_factor": 0.7, "mscale": 1.0, "mscale_all_dim": 0.5},
         YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
         YARN | {"mscale": 0.5},  # alone it is none
+        YARN | {"mscale_all_dim": 0.5},
+        YARN | {"beta_slow": 1e-9},  # a ramp to the last dimension
+        YARN | {"beta_fast": 4.0, "beta_slow": 4.0, "truncate": False},
         LONG | REACHES,
         LONG | REACHES | {"factor": 3.0},
         LONG | REACHES | {"factor": 1.0},
