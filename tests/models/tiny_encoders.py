@@ -111,6 +111,11 @@ def save_tiny_encoder(path: Path, variant: str, *, seed: int = 0, **overrides: A
     return _save(path, *ENCODERS[variant], seed, overrides)
 
 
+def save_encoder_in_panels(path: Path, architecture: str, **changes: Any) -> Path:
+    """The same of a class of transformers that is none of the variants, in sizes that are compiled."""
+    return _save(path, architecture, _BERT_LIKE | _BEHIND_PADDING | _IN_PANELS, 0, changes)
+
+
 def save_tiny_classifier(path: Path, variant: str, *, seed: int = 0, **overrides: Any) -> Path:
     """The same of a classifier: of three labels, a, b and c, unless `overrides` say otherwise."""
     labels = {"num_labels": 3, "id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}

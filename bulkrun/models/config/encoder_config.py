@@ -56,6 +56,7 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
         )
     refuse_other_parts(raw)
     refuse_quantized(raw)
+    _refuse_changing_attention(raw)
     if found is not None:
         with suppress(ModelError):  # what the decoder cannot do, transformers' code may
             return DecoderConfig.of_family(*found, raw, is_causal=False)
@@ -66,6 +67,15 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
     sizes = sizes_of({**raw, "architectures": [_name(raw)]})
     sizes["max_position_embeddings"] -= _unused_positions(raw)
     return ModelConfig(**sizes, **common_facts(raw))
+
+
+def _refuse_changing_attention(raw: Mapping[str, Any]) -> None:
+    """Raise ModelError for BigBird's blocks: from the first short text on transformers' code attends to all tokens."""
+    if raw.get("model_type") == "big_bird" and raw.get("attention_type", "block_sparse") != "original_full":
+        raise ModelError(
+            f"architecture {_name(raw)} is not supported with attention_type block_sparse: what a text gives would "
+            "depend on those before it; set attention_type to original_full in config.json, for attention to all tokens"
+        )
 
 
 def _refuse_own_class(name: str) -> None:

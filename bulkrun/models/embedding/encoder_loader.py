@@ -24,7 +24,7 @@ from bulkrun.models.embedding.packed_encoder import pack_encoder
 from bulkrun.models.embedding.packed_transformer import pack_transformer
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
-from bulkrun.models.embedding.two_texts import moved_by_padding
+from bulkrun.models.embedding.two_texts import hidden_states, moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.from_transformers import no_reports, own_weights, random_model, stored_model
@@ -47,7 +47,9 @@ def load_encoder(path: Path, config: ModelConfig, options: LoadOptions) -> TextE
     refuse_unfit(path, options)
     with errors_named(f"{path}: {config.architecture} is not supported", options.device):
         model = load_transformer(AutoModel, path, options, may_miss=lambda name: _POOLER in name)
-        return fast_encoder(PaddedEncoder(model, config), options.quantization, deterministic=options.deterministic)
+        padded = PaddedEncoder(model, config)
+        _refuse_other_width(padded)
+        return fast_encoder(padded, options.quantization, deterministic=options.deterministic)
 
 
 def refuse_unfit(path: Path, options: LoadOptions) -> None:
@@ -100,6 +102,16 @@ def fast_encoder(
     chosen = pack_transformer(encoder) or encoder
     use_own_products(chosen, quantization)
     return chosen
+
+
+def _refuse_other_width(encoder: PaddedEncoder) -> None:
+    """Raise ModelError where vectors would be cut: some models (EmbeddingGemma 2) project what comes out of layers."""
+    width = hidden_states(encoder).shape[1]
+    if width != encoder.config.hidden_size:
+        raise ModelError(
+            f"a token's hidden state is of {width} numbers, and config.json's hidden_size is "
+            f"{encoder.config.hidden_size}; take another model"
+        )
 
 
 def _refuse_moved_by_padding(encoder: PaddedEncoder) -> None:

@@ -80,9 +80,9 @@ def find_layers(model: nn.Module, config: ModelConfig) -> EncoderModules | None:
     for names in (_BERT, _MPNET, _DISTILBERT):
         try:
             layers = list(model.get_submodule(names.layers).children())
+            weights = [_weights(layer, names) for layer in layers]
             activation = _activation(layers[0].get_submodule(names.activation))
             eps = {_eps(layer, norm) for layer in layers for norm in (names.attention_norm, names.mlp_norm)}
-            weights = [_weights(layer, names) for layer in layers]
         except (AttributeError, IndexError):
             continue
         if activation is None or len(eps) > 1 or config.num_kv_heads * config.head_dim != config.hidden_size:
@@ -98,7 +98,14 @@ def _eps(layer: nn.Module, name: str) -> float:
 
 
 def _weights(layer: nn.Module, names: _Names) -> EncoderLayer[PlainMatrix]:
-    """Raises AttributeError where a part, or its bias, is not there."""
+    """Raises AttributeError where a part, or its bias, is not there, and for a layer with weights beside them.
+
+    Longformer has such: its windows do not show in texts that are shorter.
+    """
+    norms, products = (names.attention_norm, names.mlp_norm), (*names.qkv, names.o, names.up, names.down)
+    known = {f"{part}.{kind}" for part in (*norms, *products) for kind in ("weight", "bias")}
+    if not known.issuperset(name for name, _ in layer.named_parameters()):
+        raise AttributeError("it has more parts")
     return EncoderLayer(
         qkv=_joined([layer.get_submodule(name) for name in names.qkv]),
         o=_matrix(layer.get_submodule(names.o)),

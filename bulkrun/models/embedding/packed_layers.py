@@ -41,9 +41,11 @@ def embedded(embeddings: nn.Module, texts: PackedTexts, pair_separator: int | No
 @torch.inference_mode()
 def are_the_models(found: EncoderModules, encoder: PaddedEncoder) -> bool:
     """Whether the layers make transformers' hidden states, in float32. What fails does not: kernels that cannot be
-    compiled or launched, too."""
+    compiled or launched, and embeddings of no more tokens than there are positions, too."""
     texts, embeddings = PackedTexts.of(two_texts(encoder), encoder.device), encoder.model.get_submodule("embeddings")
+    many = PackedTexts.of([[0]] * (encoder.config.max_position_embeddings + 1), encoder.device)
     with suppress(Exception), in_float32(encoder.model):
+        embedded(embeddings, many, encoder.pair_separator)
         expected_TE, x_TE = hidden_states(encoder), embedded(embeddings, texts, encoder.pair_separator)
         layers = [_in_float32(layer) for layer in found.layers]
         ours_TE = encode(x_TE, texts.layout(), layers, found.sizes)

@@ -303,6 +303,10 @@ def test_all_others_run_through_transformers(raw: dict[str, Any], tmp_path: Path
         ({"architectures": ["JinaBertForMaskedLM"], "auto_map": {"AutoModel": "x.JinaBertModel"}}, "Jina.* never run"),
         ({"architectures": ["CLIPModel"], "model_type": "clip", "vision_config": {"a": 1}}, "vision or audio"),
         ({"num_attention_heads": None}, "none of num_attention_heads"),
+        (
+            {"architectures": ["BigBirdModel"], "model_type": "big_bird"},
+            "BigBird.* set attention_type to original_full",
+        ),
     ],
 )
 def test_models_that_cannot_run_are_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
+from tests.models.tiny_encoders import hidden_states, save_encoder_in_panels, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE
 from tests.ops import int8_oracle
 
@@ -140,6 +140,25 @@ def test_what_is_not_compiled_runs_through_transformers(variant: str, changes: d
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"engine\.deterministic: on this device .* transformers' own code"):
         load(path, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("LongformerModel", {"attention_window": [32] * 3}),  # a layer has weights of its global attention too
+        ("BigBirdModel", {"attention_type": "original_full"}),  # whose embeddings take no more tokens than positions
+        ("IBertModel", {}),  # whose activation is a module of two outputs
+    ],
+)
+def test_layers_named_as_berts_that_do_more_run_through_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    path = save_encoder_in_panels(tmp_path, architecture, **changes)
+    encoder = load(path)
+    assert isinstance(encoder, PaddedEncoder)
+    given = sorted(texts() * 2, key=len)
+    expected = torch.cat(hidden_states(path, given))
+    torch.testing.assert_close(states(encoder, given), expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

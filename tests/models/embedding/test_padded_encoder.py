@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,13 @@ def test_a_model_that_takes_no_mask_is_refused(tmp_path: Path) -> None:
     transformers.FNetModel(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="FNetModel is not supported"):
         load(tmp_path)
+
+
+def test_hidden_states_of_another_width_are_refused(tmp_path: Path) -> None:
+    """Vectors would be cut to what config.json says."""
+    config = replace(EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert")).model, hidden_size=32)
+    with pytest.raises(ModelError, match=r"state is of 48 numbers, and config\.json's hidden_size is 32"):
+        encoder_loader.load_encoder(tmp_path, config, LoadOptions(dtype=torch.float32, device=torch.device("cpu")))
 
 
 @pytest.mark.parametrize("variant", ENCODERS)
