@@ -77,6 +77,8 @@ def _can_stack(encoder: PaddedEncoder, quantization: Quantization | None) -> boo
     if quantization == "int8" and not all(can_pack_int8(*weight.shape) for weight in products):
         return False
     config = encoder.config
+    if config.num_kv_heads != config.num_heads:
+        return False  # so config.json says, at which its code does not look, and so the cache would be made
     return can_stack(_sizes(encoder), encoder.dtype, [Heads(config.num_heads, config.head_dim)])
 
 

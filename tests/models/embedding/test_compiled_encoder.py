@@ -129,6 +129,7 @@ def test_plain_weights_are_let_go(tmp_path: Path) -> None:
         ("bert_in_panels", {"hidden_act": "relu"}),
         ("modernbert_in_panels", {"hidden_activation": "relu"}),
         ("modernbert_in_panels", {"norm_bias": True}),
+        ("modernbert_in_panels", {"num_key_value_heads": 2}),  # of which its code knows nothing
     ],
 )
 def test_what_is_not_compiled_runs_through_transformers(variant: str, changes: dict[str, Any], tmp_path: Path) -> None:
