@@ -186,13 +186,36 @@ def test_random_weights_need_no_checkpoint(variant: str, tmp_path: Path) -> None
     assert torch.equal(first, again) and first.isfinite().all()
 
 
+@pytest.mark.parametrize("padding", [3, 0])
 @pytest.mark.parametrize("variant", ["qwen3", "gpt2", "llama"])
-def test_padding_at_the_end_of_a_text_is_left_out_as_transformers_leaves_it(variant: str, tmp_path: Path) -> None:
+def test_padding_at_the_end_of_a_text_is_left_out_as_transformers_leaves_it(
+    variant: str, padding: int, tmp_path: Path
+) -> None:
     """Where the padding is the end-of-text token, a tokenizer puts it there."""
-    path = save_tiny_classifier(tmp_path, variant, pad_token_id=3)
+    path = save_tiny_classifier(tmp_path, variant, pad_token_id=padding)
     given = [[3], [3, 3], [7, 8, 3], [9, 3, 11, 3, 3], [5, 6, 7, 8, 9, 10]]
+    given = [[padding if token == 3 else token for token in text] for text in given]
     expected = class_logits(path, given).softmax(-1)
     torch.testing.assert_close(load(path)(given), expected, rtol=0, atol=1e-5)
+
+
+def test_a_head_of_a_model_without_a_padding_token_takes_many_texts(tmp_path: Path) -> None:
+    """Which transformers' code refuses: it could not tell where padded ones end."""
+    path = save_tiny_classifier(tmp_path, "gpt2", pad_token_id=None)
+    torch.testing.assert_close(load(path)(texts()), class_logits(path, texts()).softmax(-1), rtol=0, atol=1e-5)
+
+
+def test_a_decoders_head_may_be_stored_in_half_precision(tmp_path: Path) -> None:
+    path, generator = save_tiny_classifier(tmp_path, "qwen3"), torch.Generator().manual_seed(4)
+    edit_weights(path, score__weight=torch.randn(3, 48, generator=generator).bfloat16())
+    torch.testing.assert_close(load(path)(texts()), class_logits(path, texts()).softmax(-1), rtol=0, atol=1e-5)
+
+
+def test_a_head_that_is_not_numbers_is_called_so(tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, "bert")
+    edit_weights(path, classifier__bias=torch.full((3,), float("nan")))
+    with pytest.raises(ModelError, match="what it makes of a short text is not finite"):
+        load(path)
 
 
 def test_logits_are_float32_whatever_the_states_are(tmp_path: Path) -> None:

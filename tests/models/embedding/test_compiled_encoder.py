@@ -175,6 +175,14 @@ def test_the_same_names_over_other_code_are_not_believed(dtype: torch.dtype, tmp
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
 
+def test_norms_that_round_otherwise_than_others_are_not_compiled(tmp_path: Path) -> None:
+    """The call knows one epsilon, and numbers of two short texts would not tell."""
+    config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model.encoder.layer[1].output.LayerNorm.eps = 1e-5
+    assert compile_encoder(PaddedEncoder(model, config), None) is None
+
+
 def test_fp8_is_for_gpus(tmp_path: Path) -> None:
     config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
     model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()

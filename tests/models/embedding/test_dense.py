@@ -10,7 +10,7 @@ import torch
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.sentence_modules import Activation, DenseConfig
-from bulkrun.models.embedding.dense import load_dense
+from bulkrun.models.embedding.dense import Dense, load_dense
 from bulkrun.ops.cpu.panel_linear import compiles_panels
 from tests.models.tiny_encoders import save_dense
 
@@ -58,3 +58,17 @@ def test_random_weights_need_no_file(tmp_path: Path) -> None:
     config = DenseConfig(tmp_path, 6, 4, True, "Tanh")
     first, again = (load_dense(config, CPU, "dummy") for _ in range(2))
     assert torch.equal(first.weight, again.weight)
+
+
+def test_its_activation_runs_on_one_thread() -> None:
+    """torch has a tanh for whole registers of numbers and another one for what is left where a thread's part ends."""
+    seen: list[int] = []
+    dense, before = Dense(torch.eye(4), None, "Tanh"), torch.get_num_threads()
+    dense._activation = lambda x: (seen.append(torch.get_num_threads()), x)[1]
+    torch.set_num_threads(2)
+    try:
+        dense(torch.ones(3, 4))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]

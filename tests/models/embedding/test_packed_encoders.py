@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from bulkrun.errors import ModelError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.embedding import encoder_loader, packed_encoder, packed_transformer
 from bulkrun.models.embedding.encoder_loader import fast_encoder
@@ -94,6 +95,22 @@ def test_a_window_that_ends_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(packed_transformer, "_packed_attention", one_farther)
     assert isinstance(load(path), PaddedEncoder)
+
+
+def test_a_window_that_no_text_of_the_check_reaches_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(packed_transformer, "_LONGEST_CHECK", 40)
+    assert isinstance(load(save_tiny_encoder(tmp_path, "modernbert", local_attention=100)), PaddedEncoder)
+
+
+@pytest.mark.parametrize("more", [{"soft_cap": 50.0}, {"has_mask": True}, {"sinks_H": torch.zeros(3)}], ids=str)
+def test_attention_that_is_asked_for_more_is_refused(more: dict[str, Any]) -> None:
+    """A soft cap far above the scores would not show in numbers."""
+    states = torch.zeros(5, 3, 8)
+    asked = Asked(states, states, states, 1.0, None, None, False, None, {})._replace(**more)
+    with pytest.raises(ModelError, match="wants a mask, a soft cap or sinks"):
+        packed_transformer._packed_attention(torch.nn.Module(), asked)
 
 
 @pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert"])

@@ -18,8 +18,8 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import FREE_PADDING, MAX_PADDING, PaddedEncoder, similar_lengths
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.settings import LoadFormat
-from tests.models.tiny_encoders import ENCODERS, save_tiny_encoder
-from tests.models.tiny_models import edit_weights
+from tests.models.tiny_encoders import ENCODERS, hidden_states, save_tiny_encoder
+from tests.models.tiny_models import VOCAB_SIZE, edit_weights
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,13 @@ def test_batches_hold_every_text_once_and_little_padding(lens: list[int]) -> Non
 
 def test_equal_lengths_share_a_batch() -> None:
     assert list(similar_lengths([9] * 50)) == [(0, 50)]
+
+
+@pytest.mark.parametrize("padding", [-1, VOCAB_SIZE])
+def test_a_batch_is_not_padded_with_a_token_that_the_model_does_not_have(padding: int, tmp_path: Path) -> None:
+    path, texts = save_tiny_encoder(tmp_path, "gpt2", pad_token_id=padding), [[5, 6], [7, 8, 9]]
+    made = load(path)(PackedTexts.of(texts, torch.device("cpu")))
+    torch.testing.assert_close(made, torch.cat(hidden_states(path, texts)), rtol=1e-5, atol=2e-5)
 
 
 def test_a_head_over_the_first_token_may_be_missing(tmp_path: Path) -> None:
