@@ -22,6 +22,7 @@ from bulkrun.models.embedding.encoder_loader import errors_named
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.loading.from_transformers import refuse_quantized_tensors
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.tensor_names import SCORE
 from bulkrun.settings import ScoreActivation
@@ -84,6 +85,7 @@ def _score(path: Path, config: ClassificationConfig, options: LoadOptions) -> to
             f"{path}: tensor {SCORE} is {list(stored[SCORE].shape)}, but config.json makes it {list(shape)}; "
             "config.json and weights are of different models"
         )
+    refuse_quantized_tensors([stored[SCORE]])
     [(_, weight_CE)] = read_tensors([stored[SCORE]], lambda _: None)
     if adapter is None or SCORE not in adapter.added:
         return weight_CE.float()

@@ -27,7 +27,13 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import hidden_states, moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.loading.from_transformers import no_reports, own_weights, random_model, stored_model
+from bulkrun.models.loading.from_transformers import (
+    no_reports,
+    own_weights,
+    random_model,
+    refuse_quantized_tensors,
+    stored_model,
+)
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
@@ -53,9 +59,10 @@ def load_encoder(path: Path, config: ModelConfig, options: LoadOptions) -> TextE
 
 
 def refuse_unfit(path: Path, options: LoadOptions) -> None:
-    """Raise ModelError for weights that are missing, or that memory does not hold."""
-    files = [] if options.load_format == "dummy" else weight_files(path)
-    num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
+    """Raise ModelError for weights that are missing or stored quantized, or that memory does not hold."""
+    tensors = [] if options.load_format == "dummy" else list(stored_tensors(weight_files(path)))
+    refuse_quantized_tensors(tensors)
+    num_weights = sum(math.prod(stored.shape) for stored in tensors)
     refuse_beyond_ram(num_weights * options.dtype.itemsize, options.device, can_quantize=False)
 
 

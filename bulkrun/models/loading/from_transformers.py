@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from bulkrun.errors import ModelError
+from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_errors import read_through
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapted_model import add_to_model
@@ -57,6 +59,17 @@ def stored_model(
     if adapter is not None:
         add_to_model(model, adapter)
     return model
+
+
+def refuse_quantized_tensors(stored: Iterable[StoredTensor]) -> None:
+    """Raise ModelError for weights of 8 bits: transformers takes them for the model's own, and leaves their scales."""
+    for one in stored:
+        is_plain = one.dtype.itemsize > 1 if one.dtype.is_floating_point else not one.name.endswith(".weight")
+        if not is_plain:
+            raise ModelError(
+                f"{one.file}: tensor {one.name} holds {one.dtype}: quantized weights, which are not supported for this "
+                "architecture; use the model's bfloat16, float16 or float32 checkpoint"
+            )
 
 
 def stored_config(path: Path) -> PreTrainedConfig:

@@ -17,7 +17,13 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_paged_attention
-from bulkrun.models.loading.from_transformers import own_weights, random_model, stored_config, stored_model
+from bulkrun.models.loading.from_transformers import (
+    own_weights,
+    random_model,
+    refuse_quantized_tensors,
+    stored_config,
+    stored_model,
+)
 from bulkrun.models.loading.load_options import LoadOptions
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
@@ -31,7 +37,9 @@ def load_general_model(path: Path, config: ModelConfig, files: list[Path], optio
     alone, as transformers leaves them.
     """
     dtype, device = options.dtype, options.device
-    num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
+    tensors = list(stored_tensors(files))
+    refuse_quantized_tensors(tensors)
+    num_weights = sum(math.prod(stored.shape) for stored in tensors)
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
     register_paged_attention()
     disable_progress_bar()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
 from bulkrun.errors import ModelError
@@ -18,7 +19,7 @@ from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from tests.failing_disk import unreadable
 from tests.models.load import load_model
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
-from tests.models.tiny_models import save_tiny_model
+from tests.models.tiny_models import edit_weights, save_tiny_model
 
 
 def made_of(engine: EmbeddingEngine, name: str) -> bytes:
@@ -67,3 +68,31 @@ def test_a_decoder_of_transformers_own_code_does_not_map_its_file(tmp_path: Path
     model = load_model(path, dtype=torch.float32, device="cpu")
     assert isinstance(model, GeneralModel)
     assert str(path / "model.safetensors") not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    ("save", "variant", "args"),
+    [
+        (save_tiny_encoder, "bert", EmbeddingArgs(pooling="mean")),
+        (save_tiny_classifier, "bert", ClassificationArgs()),
+        (save_tiny_classifier, "qwen3", ClassificationArgs()),  # whose head alone is read here
+        (save_tiny_model, "gpt2", None),
+    ],
+)
+def test_weights_of_8_bits_are_refused_where_config_json_is_silent(
+    save: Callable[..., Path], variant: str, args: EmbeddingArgs | ClassificationArgs | None, dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """transformers takes them as they are: numbers up to 127 or 448, whatever their scales are."""
+    path = save(tmp_path, variant)
+    tensors = load_file(path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(("score.weight", "0.output.dense.weight", "c_attn.weight")))
+    scale = tensors[name].abs().max() / 127
+    eight = {name: (tensors[name] / scale).to(dtype), f"{name}_scale": scale}
+    edit_weights(path, **{key.replace(".", "__"): tensor for key, tensor in eight.items()})
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} holds {dtype}: quantized weights"):
+        if args is None:
+            load_model(path, dtype=torch.float32, device="cpu")
+        else:
+            EmbeddingEngine.from_model_dir(path, args, dtype="float32", device="cpu")
