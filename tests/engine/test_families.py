@@ -100,6 +100,19 @@ def _pool_of(engine: LLMEngine, tokens: int) -> int:
     return per_block * (1 + tokens // cache.block_size)
 
 
+@pytest.mark.parametrize("variant", ["llama", "gpt2"])
+def test_equal_prompts_of_one_step_share_the_end_that_fills_no_block(make_engine: EngineFactory, variant: str) -> None:
+    engine, params = (
+        make_engine(variant, max_num_batched_tokens=500),
+        SamplingParams(max_tokens=MAX_TOKENS, temperature=0),
+    )
+    expect_short_outputs(engine.scheduler)
+    engine._sequences.eos_token_ids = frozenset()
+    completions = run(engine, [Request(f"r{i}", PROMPTS[-1], params) for i in range(3)])
+    assert [list(completions[f"r{i}"].token_ids) for i in range(3)] == [generated(variant)] * 3
+    assert engine.stats().num_cached_tokens == 2 * (len(PROMPTS[-1]) - 1)
+
+
 @pytest.mark.parametrize("way", SETTINGS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_transformers_however_they_are_batched(

@@ -138,6 +138,7 @@ I32 = torch.int32
         ("gptq", {"g_idx": torch.ones(9, dtype=I32)}, r"g_idx is torch\.int32 \[9\], .* \[72\] of int32 or int64"),
         ("gptq", {"g_idx": torch.full((72,), 3, dtype=I32)}, r"g_idx names group 3 to 3, but the groups are 0 to 2"),
         ("gptq", {"g_idx": torch.arange(72, dtype=I32) - 5}, r"g_idx names group -5 to 66"),
+        ("gptq", {"g_idx": torch.arange(72, dtype=I32) // 36 - 1}, r"g_idx names group -1 to 0"),
         ("gptq", {"qweight": torch.ones(9, 48)}, r"qweight is torch\.float32 \[9, 48\], not words of int32"),
         ("gptq", {"qweight": torch.ones(0, 48, dtype=I32)}, r"qweight is torch\.int32 \[0, 48\], not words of int32"),
         ("gptq", {"weight": torch.ones(48, 72)}, r"both .*down_proj\.weight and .*down_proj\.qweight"),
