@@ -67,6 +67,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", _BERT_LIKE),
     "bert_in_panels": ("BertForSequenceClassification", _BERT_LIKE | _IN_PANELS),
     "electra_in_panels": ("ElectraForSequenceClassification", _BERT_LIKE | _IN_PANELS | {"embedding_size": 64}),
+    "albert": ("AlbertForSequenceClassification", _BERT_LIKE | {"embedding_size": 32}),
     "roberta": ("RobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING),
     "xlm_roberta_in_panels": ("XLMRobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING | _IN_PANELS),
     "distilbert_in_panels": (

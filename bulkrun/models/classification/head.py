@@ -43,11 +43,18 @@ class _GivenStates(nn.Module):
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
         self.pooler = getattr(transformer, "pooler", None)
+        self.activation = getattr(transformer, "pooler_activation", None)  # ALBERT's pooler is a product alone
         if self.pooler is not None:
             transformer.register_module("pooler", None)  # it belongs to the head
 
     def forward(self, *_: Any, **__: Any) -> _Outputs:
-        return _Outputs(self.given, None if self.pooler is None else self.pooler(self.given))
+        return _Outputs(self.given, None if self.pooler is None else self._pooled(self.pooler))
+
+    def _pooled(self, pooler: nn.Module) -> torch.Tensor:
+        pooled: torch.Tensor = (
+            pooler(self.given) if self.activation is None else self.activation(pooler(self.given[:, 0]))
+        )
+        return pooled
 
 
 class _Outputs:
