@@ -158,18 +158,18 @@ def test_a_decoders_head_is_there_and_of_the_labels(tmp_path: Path) -> None:
 
 
 def test_a_head_that_reads_something_else_is_refused(tmp_path: Path) -> None:
-    """ALBERT's pooler takes one state, where others take all of them."""
-    config = transformers.AlbertConfig(
-        vocab_size=VOCAB_SIZE, embedding_size=16, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=72, max_position_embeddings=96,
+    """Longformer's class of labels has the first token attend to all others, which its body alone does not."""
+    config = transformers.LongformerConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
+        max_position_embeddings=98, pad_token_id=1, attention_window=[8, 8],
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.AlbertForSequenceClassification(config)
+        model = transformers.LongformerForSequenceClassification(config)
         for parameter in model.parameters():
             parameter.data.normal_()
         model.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"AlbertForSequenceClassification is not supported: its head reads neither"):
+    with pytest.raises(ModelError, match=r"Longformer\w+ is not supported: its head reads neither"):
         load(tmp_path)
 
 
