@@ -6,7 +6,7 @@ import shlex
 import time
 from dataclasses import dataclass, replace
 
-from bulkrun.errors import ExecutorError, Interrupted
+from bulkrun.errors import BulkrunError, ExecutorError, Interrupted, rebuilt
 from bulkrun.executors.slurm import QueuedJob, how_it_ended, queued_jobs, submit_array
 from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
@@ -91,8 +91,8 @@ def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None
 def wait_for(queued: Queued, view: View) -> Submitted:
     """Stay until the run is finished and its results are where they belong.
 
-    Raises ExecutorError when its array left the queue before that, and what `deliver` raises. A signal ends the
-    waiting, not the run: Interrupted, as for a cancelled run.
+    When its array left the queue before that: raises what its workers failed with, else ExecutorError. And what
+    `deliver` raises. A signal ends the waiting, not the run: Interrupted, as for a cancelled run.
     """
     run, began, team, array = queued.run, time.monotonic(), TeamProgress(queued.run), _ArrayWatch(queued, view)
     view.phase(f"waiting for Slurm job {queued.job_id}")
@@ -120,15 +120,20 @@ def _waited_enough(queued: Queued, signal: str | None) -> Interrupted:
     return Interrupted(f"stopped waiting by {signal}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it")
 
 
-def _left_the_queue(queued: Queued) -> str:
-    """What Slurm says of an array that ended too early, and what its workers said of their failure."""
+def _left_the_queue(queued: Queued) -> BulkrunError:
+    """What Slurm says of an array that ended too early, and what its workers said of their failure.
+
+    Of the class of that, for who waits ends with the exit code that the run would have ended with here.
+    """
     run, how, found = queued.run, how_it_ended(queued.run), read_status(queued.run)
+    failure = found.message if found.state == "failed" else None
     why = f" ({how})" if how else ""
-    said = f": {found.message}" if found.state == "failed" else ""
-    return (
+    said = f": {failure}" if failure else ""
+    words = (
         f"{run.root}: job {queued.job_id} left the queue before the run was finished{why}{said}; "
         f"`bulkrun logs {run.root}` shows more; the same command continues"
     )
+    return rebuilt(failure.partition(":")[0], words) if failure else ExecutorError(words)
 
 
 class _ArrayWatch:
@@ -141,7 +146,7 @@ class _ArrayWatch:
         self._unheard_since: float | None = None
 
     def check(self) -> None:
-        """Raises ExecutorError when the array has left the queue, or the queue has not answered for too long."""
+        """Raises what `_left_the_queue` makes of an array that did, ExecutorError when the queue is silent for long."""
         self._looks += 1
         if self._looks % _ASK_QUEUE_EVERY:
             return
@@ -154,7 +159,7 @@ class _ArrayWatch:
         self._say_why_they_wait(jobs)
         self._gone = 0 if jobs else self._gone + 1
         if self._gone >= _TIMES_GONE:
-            raise ExecutorError(_left_the_queue(self._queued))
+            raise _left_the_queue(self._queued)
 
     def _say_why_they_wait(self, jobs: list[QueuedJob]) -> None:
         """Each reason once: some come and go for hours."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from bulkrun.data.storage.durable import replace_json
-from bulkrun.errors import ExecutorError, Interrupted, JobFileError, RunError
+from bulkrun.errors import BulkrunError, ExecutorError, Interrupted, JobFileError, RunError
 from bulkrun.executors.slurm import QueuedJob
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
@@ -310,14 +311,27 @@ def test_what_became_of_an_array_that_left_the_queue_is_said(
         queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
 
 
-def test_who_waits_reads_what_the_workers_of_an_array_failed_with(
-    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("message", "exit_code"),
+    [
+        ("RunError: the disk is full", 1),
+        ("ResumeError: input.path: a.jsonl changed since the run began", 4),
+        ("InputError: a.jsonl: No such file", 2),
+        ("JobFileError: input.id: no column 'txt'\nprompt: no column 'y'", 2),
+        ("ZeroDivisionError: division by zero", 1),
+        (None, 1),
+    ],
+)
+def test_who_waits_reads_what_the_workers_of_an_array_failed_with_and_ends_as_they_did(
+    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch, message: str | None, exit_code: int
 ) -> None:
-    state = WorkerState(Worker("w", "another node", 1, "1"), 3, "runner", "failed", "RunError: the disk is full")
+    state = WorkerState(Worker("w", "another node", 1, "1"), 3, "runner", "failed", message)
     replace_json(unfinished.worker_file("w"), asdict(state))
     monkeypatch.setattr(queue, "queued_jobs", lambda run: [])
-    with pytest.raises(ExecutorError, match=r"job 7 left .* finished: RunError: the disk is full; `bulkrun logs"):
+    said = f": {re.escape(message)}" if message else ""
+    with pytest.raises(BulkrunError, match=f"job 7 left .* finished{said}; `bulkrun logs") as raised:
         queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
+    assert raised.value.exit_code == exit_code
 
 
 def test_a_submit_that_finds_its_array_held_says_so(
