@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from bulkrun.errors import UsageError
@@ -17,15 +19,18 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/k
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that CUDA would show to a process started now, as CUDA_VISIBLE_DEVICES names them.
 
-    What it names on a machine without a driver is nothing.
+    What it names on a machine without a driver is nothing, nor is what stands behind an entry that names no GPU: -1, or
+    the NoDevFiles that Slurm writes for a job without any.
     """
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [str(index) for index in range(_installed_gpus())]
-    entries = [entry.strip() for entry in named.split(",")]
-    if any(entries) and not _has_driver():
-        return []
-    return entries[: entries.index("-1")] if "-1" in entries else [entry for entry in entries if entry]
+    gpus = list(takewhile(_names_gpu, (entry.strip() for entry in named.split(","))))
+    return gpus if gpus and _has_driver() else []
+
+
+def _names_gpu(entry: str) -> bool:
+    return re.match(r"\+?\d|GPU-|MIG-", entry) is not None
 
 
 def _has_driver() -> bool:

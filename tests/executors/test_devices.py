@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from bulkrun.errors import UsageError
 from bulkrun.executors import devices
@@ -34,8 +35,27 @@ def test_names_of_gpus_that_cannot_be_there_are_none(monkeypatch: pytest.MonkeyP
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}) == []
 
 
-def test_entries_after_an_invalid_one_do_not_count_as_cuda_has_it() -> None:
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,-1,3"}) == ["2"]
+@pytest.mark.parametrize(
+    "named",
+    [
+        "2,-1,3",
+        "NoDevFiles",
+        "none",
+        "0,NoDevFiles,1",
+        "0,,1",
+        ",0",
+        " 0 ,1,",
+        "+1,2",
+        "GPU-aa,x,GPU-bb",
+        "MIG-a,MIG-b",
+        "all",
+    ],
+)
+def test_entries_after_an_invalid_one_do_not_count_as_cuda_has_it(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    """Torch reads the variable as CUDA does."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    shown = [str(one) for one in torch.cuda._parse_visible_devices()]
+    assert [gpu.lstrip("+") for gpu in visible_gpus()] == shown
 
 
 def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
