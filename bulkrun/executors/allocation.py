@@ -30,9 +30,9 @@ class Allocation:
         """See to it that the job starts again after this process; whether the cluster was asked to.
 
         Where exit 75 requeues by itself (RequeueExit) nothing needs to be asked. Without Slurm's answer the user's next
-        `submit` goes on.
+        `submit` goes on, as it does in an interactive allocation, which Slurm requeues for nobody.
         """
-        return _requeue_exit() or _say("scontrol", "requeue", self.job_id) is not None
+        return self.comes_back() or _say("scontrol", "requeue", self.job_id) is not None
 
     def comes_back(self) -> bool:
         """Whether the job starts again after exit 75 without being asked to: a batch job where RequeueExit has it."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bulkrun.data.storage.durable import append_line, make_dirs, read_bytes, write_file
 from bulkrun.errors import ExecutorError
-from bulkrun.executors.slurm_program import SlurmRefused, slurm
+from bulkrun.executors.slurm_program import SlurmRefused, overriding, slurm
 from bulkrun.executors.slurm_words import advice, ending
 from bulkrun.job.store.run_dir import RunDir
 
@@ -112,20 +112,20 @@ def submit_array(run: RunDir, spec: JobSpec) -> str:
     ExecutorError where the job may be in the queue all the same."""
     make_dirs(run.logs)
     make_dirs(run.slurm)
-    command = [sys.executable, "-m", "bulkrun", "worker", str(run.root.resolve()), "--workers", str(_gpus(spec.slurm))]
+    command = [sys.executable, "-m", "bulkrun", "worker", str(run.root.resolve()), *_how_many(spec.slurm)]
     script = run.slurm / f"{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}.sh"
     text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
     write_file(script, text.encode())
-    job_id = _job_id(_sbatch(script))
+    job_id = _job_id(_sbatch(script, overriding(text)))
     submission = Submission(job_id, script.name, _job_name(spec.name))
     append_line(run.slurm_jobs, json.dumps(submission._asdict()).encode())
     return job_id
 
 
-def _sbatch(script: Path) -> str:
+def _sbatch(script: Path, without: set[str]) -> str:
     """What sbatch prints. A script that stays in the run is one that Slurm may have: the queue is asked for it."""
     try:
-        return slurm("sbatch", "--parsable", str(script))
+        return slurm("sbatch", "--parsable", str(script), without=without)
     except SlurmRefused as error:
         if re.search("timed out|zero bytes", str(error), re.IGNORECASE):  # the answer was lost, not the question
             raise ExecutorError(
@@ -145,10 +145,13 @@ def _job_id(said: str) -> str:
     return match[1]
 
 
-def _gpus(slurm: SlurmSpec) -> int:
-    """Workers in one array element: one for each of its GPUs, of whichever types."""
+def _how_many(slurm: SlurmSpec) -> list[str]:
+    """Workers in one array element: one for each of its GPUs, of whichever types. GPUs that are asked for in words of
+    the user's own (`--gres`) it counts there."""
+    if slurm.gpus is None and any(re.match("--gres.*gpu|--gpus|-G", line) for line in slurm.extra):
+        return []
     counts = [int(gpus.rpartition(":")[2]) for gpus in str(slurm.gpus or 0).split(",")]
-    return max(1, sum(counts))
+    return ["--workers", str(max(1, sum(counts)))]
 
 
 def submitted_jobs(run: RunDir) -> list[Submission]:
@@ -178,9 +181,10 @@ def queued_jobs(run: RunDir) -> list[QueuedJob]:
 def own_queue() -> list[QueueEntry]:
     """All of the user's jobs in the queue.
 
-    One id that Slurm has forgotten would make squeue fail for all, so it is asked for no ids.
+    One id that Slurm has forgotten would make squeue fail for all, so it is asked for no ids. `--all`: those of hidden
+    partitions too.
     """
-    lines = slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r|%j|%Z|%o").splitlines()
+    lines = slurm("squeue", "--me", "--all", "--noheader", "--format=%A|%F|%i|%T|%N|%r|%j|%Z|%o").splitlines()
     rows = [line.split("|", 8) for line in lines if line.count("|") >= 8]
     return [QueueEntry({row[0], row[1]}, row[6], Path(row[7], row[8]), QueuedJob(*row[2:6])) for row in rows]
 
@@ -210,15 +214,20 @@ def how_it_ended(run: RunDir) -> str | None:
     """
     if not (submitted := submitted_jobs(run)):
         return None
-    last, shown = submitted[-1], ""
-    with suppress(ExecutorError):
-        shown = slurm("scontrol", "--oneliner", "show", "job", last.job_id)
-    states = re.findall(rf"\bJobName={re.escape(last.name or '')} .*?\bJobState=(\w+)", shown)
+    last, name = submitted[-1], re.escape(submitted[-1].name or "")
+    shown = _shown("scontrol", "--oneliner", "show", "job", last.job_id)
+    states = re.findall(rf"\bJobName={name} .*?\bJobState=(\w+)(?:.*\bExitCode=(\d+))?", shown)
     if not states:
-        with suppress(ExecutorError):
-            shown = slurm("sacct", "-X", "--noheader", "--parsable2", "--format=JobName,State", f"--jobs={last.job_id}")
-        states = re.findall(rf"^{re.escape(last.name or '')}\|(\w+)", shown, re.MULTILINE)
+        format_ = "--format=JobName,State,ExitCode"
+        shown = _shown("sacct", "-X", "--noheader", "--parsable2", format_, f"--jobs={last.job_id}")
+        states = re.findall(rf"^{name}\|(\w+)[^|\n]*(?:\|(\d+))?", shown, re.MULTILINE)
     return None if (how := ending(states)) is None else f"Slurm job {last.job_id} ended: {how}"
+
+
+def _shown(program: str, *arguments: str) -> str:
+    with suppress(ExecutorError):
+        return slurm(program, *arguments)
+    return ""
 
 
 def _is_seen(script: Path) -> bool:

@@ -100,9 +100,17 @@ def test_a_time_limit_leaves_time_to_work_before_the_warning(time: str, seconds:
     assert SlurmSpec(time=time, warn=min(seconds - 1, 3600)).time == time
 
 
-@pytest.mark.parametrize("time", [None, "0", "0:0", "1-", "::"])
-def test_no_limit_and_what_sbatch_refuses_itself_are_left_to_it(time: str | None) -> None:
+@pytest.mark.parametrize("time", [None, "0", "0:0", "-1", "UNLIMITED", "infinite"])
+def test_a_time_may_have_no_limit(time: str | None) -> None:
     assert SlurmSpec(time=time).time == time
+
+
+@pytest.mark.parametrize(
+    "time", ["-", "--", "1-", "-2", "::", "1::2", ":30", "1:", "1:2:3:4", "1-2-3", "1-1:2:3:4", "4h"]
+)
+def test_what_sbatch_would_refuse_as_a_time_is_refused_before_anything_is_queued(time: str) -> None:
+    with pytest.raises(ValidationError, match="time"):
+        SlurmSpec(time=time)
 
 
 def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +156,14 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str) -> No
         ({"gpus": "a100:4", "array": 2}, "0-1", 4),
         ({"gpus": "a100:1,v100:2"}, "0-7", 3),
         ({"gpus": "nvidia_a100_3g.20gb:1"}, "0-7", 1),
+        ({"gpus": 2, "extra": ["--gpu-bind=none"]}, "0-7", 2),
+        ({"extra": ["--exclude=gpu7"]}, "0-7", 1),
+        ({"extra": ["--exclude=n7", "--gres=gpu:4"]}, "0-7", None),  # as many as it finds there
+        ({"extra": ["--gpus-per-node 4"]}, "0-7", None),
     ],
 )
 def test_each_element_has_a_worker_for_each_of_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: dict[str, object], elements: str, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: dict[str, object], elements: str, workers: int | None
 ) -> None:
     (tmp_path / "bin").mkdir()
     programs(tmp_path / "bin", monkeypatch, sbatch="echo 4")
@@ -159,7 +171,39 @@ def test_each_element_has_a_worker_for_each_of_its_gpus(
     submit_array(run, spec(run.root, slurm=slurm, run={"workers": 8}))
     (script,) = run.slurm.glob("*.sh")
     lines = script.read_text().splitlines()
-    assert f"#SBATCH --array={elements}" in lines and lines[-1].endswith(f" {run.root} --workers {workers}")
+    assert f"#SBATCH --array={elements}" in lines and lines[-1].endswith(
+        f" {run.root}" if workers is None else f" {run.root} --workers {workers}"
+    )
+
+
+def test_the_job_file_and_not_the_users_environment_says_what_sbatch_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To sbatch variables count more than the script's own lines, as those that a site's login scripts export."""
+    (tmp_path / "bin").mkdir()
+    programs(tmp_path / "bin", monkeypatch, sbatch=f"env > {tmp_path}/heard; echo 4")
+    stated = "PARTITION TIMELIMIT MEM_PER_NODE GPUS_PER_NODE ARRAY_INX JOB_NAME NO_REQUEUE OPEN_MODE OUTPUT SIGNAL"
+    for name in [*stated.split(), "WAIT", "EXCLUDE", "ACCOUNT", "EXPORT"]:
+        monkeypatch.setenv(f"SBATCH_{name}", "x")
+    asked = {"partition": "gpu", "time": "04:00:00", "mem": "64G", "gpus": 1, "extra": ["--exclude=n7"]}
+    submit_array(RunDir(tmp_path / "out"), spec(tmp_path / "out", slurm=asked))
+    heard = {line.partition("=")[0] for line in (tmp_path / "heard").read_text().splitlines()}
+    assert {name for name in heard if name.startswith("SBATCH_")} == {"SBATCH_ACCOUNT", "SBATCH_EXPORT"}
+    assert os.environ["SBATCH_PARTITION"] == "x" and "HOME" in heard
+
+
+def test_a_users_own_view_of_the_queue_hides_no_job_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    programs(tmp_path / "bin", monkeypatch, sbatch="echo 4")
+    run = RunDir(tmp_path / "out")
+    submit_array(run, spec(run.root))
+    (script,) = run.slurm.glob("*.sh")
+    job = f"4|4|4_[0-7]|PENDING||Resources|bulkrun-t|/|{script}"
+    shows = f'[ -z "$SQUEUE_STATES$SQUEUE_PARTITION" ] || exit; case " $* " in *" --all "*) echo "{job}";; esac'
+    programs(tmp_path / "bin", monkeypatch, squeue=shows)
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    assert [job.job_id for job in queued_jobs(run)] == ["4_[0-7]"]
 
 
 def test_a_copy_of_the_array_that_a_user_put_into_the_queue_is_this_runs_too(
@@ -290,9 +334,12 @@ def test_a_batch_job_comes_back_where_the_cluster_requeues_exit_75(
     programs(
         tmp_path,
         monkeypatch,
-        scontrol=f'case "$2" in config) echo "{shown["config"]}";; job) echo "{shown["job"]}";; esac',
+        scontrol=f'case "$*" in "show config") echo "{shown["config"]}";; "show job 7") echo "{shown["job"]}";; '
+        f'*) echo "$@" > {tmp_path}/asked; exit {1 - bool(batch)};; esac',
     )
     assert Allocation("7", None).comes_back() is comes
+    assert Allocation("7", None).requeue() is bool(batch), "of an interactive one Slurm refuses it"
+    assert (tmp_path / "asked").exists() is not comes, "what comes back is not asked to"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +349,9 @@ def test_a_batch_job_comes_back_where_the_cluster_requeues_exit_75(
 def test_a_slurm_that_states_no_end_in_the_environment_is_asked_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, ends_at: float | None
 ) -> None:
-    programs(tmp_path, monkeypatch, squeue=f'echo "$@" > {tmp_path}/asked; echo "{shown}"')
+    habits = '[ -z "$SLURM_TIME_FORMAT" ] || exit 1'
+    programs(tmp_path, monkeypatch, squeue=f'{habits}; echo "$@" > {tmp_path}/asked; echo "{shown}"')
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     assert current_allocation({"SLURM_JOB_ID": "7"}) == Allocation("7", ends_at)
     assert (tmp_path / "asked").read_text() == "--noheader --job 7 --format=%e\n"
 

@@ -11,6 +11,7 @@ from bulkrun.job.jobfile.section import Section
 
 _LINE = Field(pattern=r"^[^\r\n]+$")
 _NAME = r"^[^\r\n\"\\]+$"  # goes between quotes into a line of the script
+_TIME = r"^(-1|UNLIMITED|unlimited|INFINITE|infinite|([0-9]+-)?[0-9]+(:[0-9]+){0,2})$"
 _GPUS = r"^([A-Za-z][\w.-]*:)?[0-9]+(,([A-Za-z][\w.-]*:)?[0-9]+)*$"
 
 
@@ -22,7 +23,7 @@ class SlurmSpec(Section):
     account: str | None = Field(None, pattern=_NAME, description="sbatch --account. Default: Slurm's.")
     qos: str | None = Field(None, pattern=_NAME, description="sbatch --qos. Default: Slurm's.")
     time: str | None = Field(
-        None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00". Default: Slurm\'s.'
+        None, pattern=_TIME, description='sbatch --time, in quotes: "04:00:00", "1-12:00:00". Default: Slurm\'s.'
     )
     gpus: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_GPUS)] | None = Field(
         None, description="GPUs per element (1), or type and count (a100:1). Default: none requested."
@@ -50,7 +51,7 @@ class SlurmSpec(Section):
 
 
 def _seconds(time: str) -> int | None:
-    """What a time means to sbatch: MIN, [H:]MIN:SEC or DAYS-H[:MIN[:SEC]]. None for no limit and what it refuses."""
+    """What a time means to sbatch: MIN, [H:]MIN:SEC or DAYS-H[:MIN[:SEC]]. None for no limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if match is None:
         return None
