@@ -37,6 +37,20 @@ def test_a_disk_that_fails_is_an_error_with_its_file_and_what_to_do(capfd: pytes
     assert str(told).startswith("/runs/journal: Input/output error; the disk or network file system reports an error")
 
 
+def test_what_a_child_prints_is_no_error_and_what_came_before_its_error_neither(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    stdout = os.dup(1)
+    channel = ErrorChannel()
+    os.write(1, b"a library's words\n")
+    os.dup2(stdout, 1)
+    channel.send(RunError("why"))
+    said = capfd.readouterr()
+    assert said.err == "a library's words\n"
+    for before in ("", "printed while Python started\n"):
+        assert str(received(f"{before}{said.out}")) == "why"
+
+
 def test_a_message_of_any_length_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent reads when the child has ended: what does not fit into the pipe would keep both waiting for ever."""
     reader, writer = os.pipe()

@@ -64,6 +64,12 @@ def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.Monk
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert visible_gpus({}) == ["0", "1"]
+    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\n")
+    monkeypatch.setattr(devices, "_DRIVERS", ())  # as in some containers
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ["0"]
+    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\nexec sleep 9\n")
+    monkeypatch.setattr(devices, "_PATIENCE_S", 0.1)
+    assert visible_gpus({}) == [], "a driver that hangs has none"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert visible_gpus({}) == []
 
@@ -82,6 +88,7 @@ def test_more_workers_than_gpus_is_a_mistake_except_on_cpu() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "4,6"}
     with pytest.raises(UsageError, match=r"run\.workers is 3, but there are 2 GPUs"):
         worker_environments(3, "auto", environ)
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in worker_environments(2, "auto", environ)] == ["4", "6"]
     assert worker_environments(3, "cpu", environ) == [{"OMP_NUM_THREADS": str(max(1, CORES // 3))}] * 3
 
 

@@ -37,7 +37,7 @@ def test_one_that_stands_still_is_frozen_and_one_that_moves_is_not(tmp_path: Pat
     for _ in range(20):
         scene.heartbeat._beat()
         assert not scene.frozen_after(seconds=90, step=7)
-    assert scene.frozen_after(seconds=120, step=7)
+    assert scene.frozen_after(seconds=28, step=7)
 
 
 def test_time_in_which_nobody_looked_does_not_count(tmp_path: Path) -> None:

@@ -305,14 +305,16 @@ def test_outside_of_slurm_there_is_no_allocation_and_no_deadline() -> None:
     assert deadline_of(None, None) is None
 
 
-def test_an_array_element_asks_for_its_own_next_turn_not_for_the_whole_arrays(
+def test_an_array_element_asks_for_its_own_next_turn_or_end_not_for_the_whole_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs(tmp_path, monkeypatch, scontrol=f'echo "$@" >> {tmp_path}/asked')
+    asked = {name: f'echo {name} "$@" >> {tmp_path}/asked' for name in ("scontrol", "scancel")}
+    programs(tmp_path, monkeypatch, **asked)
     element = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}  # the last one's number
     allocation = current_allocation({**element, "SLURM_JOB_END_TIME": "1600"})
     assert allocation is not None and allocation.requeue()
-    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 6_1"
+    allocation.end()
+    assert (tmp_path / "asked").read_text().splitlines()[-2:] == ["scontrol requeue 6_1", "scancel 6_1"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulkrun.errors import UsageError
-from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, attended, ceilings
+from bulkrun.launch.bench.ceilings import FLOPS_PER_PAIR, DeviceRates, ModelCost, attended, ceilings
 from bulkrun.launch.bench.roofline import sustained_shares
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.bench.workload import Work
@@ -96,6 +96,27 @@ def _sees(query: int, key: int, window: Window | None) -> bool:
 def test_attended_pairs_are_those_of_a_causal_mask_with_a_window(num_tokens: int, window: Window | None) -> None:
     by_hand = sum(1 for query in range(num_tokens) for key in range(query + 1) if _sees(query, key, window))
     assert attended(num_tokens, window) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("shape", "states_bytes", "kv_bytes"),
+    [  # a state of floats and 3 inputs of a convolution in each layer; in the second some layers attend
+        ("falcon-mamba-7b", 64 * (8192 * 16 * 4 + 8192 * 3 * 2), 0),
+        ("nemotron-nano-9b-v2", 27 * (128 * 80 * 128 * 4 + (128 * 80 + 2 * 8 * 128) * 3 * 2), 4 * 2 * 8 * 128 * 2),
+    ],
+)
+def test_states_are_read_and_written_for_each_output_token(
+    shape: str, states_bytes: int, kv_bytes: int, tmp_path: Path
+) -> None:
+    limits = ceilings(_cost(shape, tmp_path), [Work([1] * 10, 5)], DeviceRates(1.0, 1.0))
+    assert limits.kv_s == 5 * 2 * states_bytes + (11 + 12 + 13 + 14 + 15) * kv_bytes
+
+
+def test_of_a_latent_the_keys_and_values_are_counted_that_it_stands_for_and_its_own_bytes(tmp_path: Path) -> None:
+    """16 heads, whose keys have 128 + 64 dimensions and whose values 128; 512 + 64 numbers are kept of a token."""
+    (layer, *others) = _cost("deepseek-v2-lite", tmp_path).attention
+    assert FLOPS_PER_PAIR * layer.width == 16 * (2 * (128 + 64) + 2 * 128)
+    assert layer.kv_bytes == 2 * (512 + 64) and set(others) == {layer}
 
 
 def test_a_model_of_the_general_path_has_no_roofline() -> None:

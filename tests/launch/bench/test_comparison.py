@@ -32,6 +32,7 @@ ALL = {"needed": 9 + 11 - 5, "prompt_padding": 0, "ended_sequences": 0, "empty_s
 
 def counts_of(run: Measured) -> dict[str, int]:
     shares = position_shares(run, WORK, 3)
+    assert sum(shares[name] for name in ALL) == pytest.approx(1, abs=3e-4)
     return {name: round(shares[name] * shares["positions"]) for name in ALL}
 
 
@@ -49,6 +50,10 @@ def test_each_position_is_needed_or_padding_of_one_cause(make_engine: Callable[.
     assert counts_of(static) == ALL | {"ended_sequences": 7, "empty_seats": 3}
     computed = {name: position_shares(run, WORK, 3)["computed_padding"] for name, run in (("b", both), ("s", static))}
     assert computed == {"b": round(11 / 26, 4), "s": 0}
+    for run in (both, outputs, static):  # 11 tokens were wanted; seats of 7 steps, of which 3 were nobody's
+        facts = policy_facts([run], WORK, 3)
+        assert (facts["padding_share"], facts["slot_use"]) == (round(7 / 18, 4), round(11 / 21, 4))
+        assert facts["output_tok_s"] == round(11 / run.wall_s, 1)
 
 
 def test_seats_that_are_filled_again_are_empty_at_the_end_alone(make_engine: Callable[..., LLMEngine]) -> None:
@@ -71,6 +76,13 @@ def test_the_median_run_stands_for_its_rounds_and_the_others_are_the_spread() ->
     assert median_run(rounds[:2]) is rounds[1]
     facts = policy_facts(rounds, WORK, 3)
     assert (facts["wall_s"], facts["wall_min_s"], facts["wall_max_s"], facts["latency_p50_s"]) == (2, 1, 3, 2)
+
+
+def test_percentiles_of_a_policy_are_those_that_their_names_say() -> None:
+    latencies = [float(n) for n in range(1, 101)]
+    run = Measured(1.0, latencies, widths=[(1.0, 1)], num_busy=1, num_held=1, output_tokens=11)
+    facts = policy_facts([run], WORK, 3)
+    assert (facts["latency_p50_s"], facts["latency_p99_s"]) == (50, 99)
 
 
 def _runs(*walls: float, steps: int) -> list[Measured]:
@@ -97,9 +109,14 @@ def test_there_are_no_shares_where_a_part_slowed_it_down() -> None:
     rounds = {"padded": 4.0, "padded_outputs": 5.0, "static": 3.0, "continuous": 2.0}
     found = speedup({name: _runs(wall, steps=1) for name, wall in rounds.items()})
     assert found["total"] == 2 and found["share_refilling"] is found["share_no_padding"] is None
+    nothing_gained = speedup({name: _runs(2.0, steps=1) for name in rounds})
+    assert nothing_gained["total"] == 1 and nothing_gained["share_refilling"] is None
+    no_gain_by_prompts = speedup({name: _runs(wall, steps=1) for name, wall in (rounds | {"padded": 5.0}).items()})
+    assert no_gain_by_prompts["share_no_prompt_padding"] == 0 and no_gain_by_prompts["share_refilling"]
 
 
 def test_the_timeline_spreads_each_step_over_its_own_time() -> None:
     bins = timeline([(30.0, 2), (60.0, 1)], 60.0, 4)
     assert bins == [0.5] * 30 + [0.25] * 30
     assert timeline([(30.0, 4)], 60.0, 4) == [1.0] * 30 + [0.0] * 30
+    assert timeline([(30.5, 4)], 60.0, 4) == [1.0] * 30 + [0.5] + [0.0] * 29

@@ -31,6 +31,7 @@ def test_a_kernel_belongs_to_the_op_and_the_step_that_launched_it_however_late_i
         event("cuda_runtime", "cudaLaunchKernel", 12, 14, correlation=1),
         event("cuda_driver", "cuLaunchKernelEx", 20, 24, correlation=2),
         event("cuda_runtime", "cudaLaunchKernel", 50, 52, correlation=3),  # in no op: an embedding, say
+        event("cuda_runtime", "cudaMemsetAsync", 40, 41, correlation=6),  # as the op has just ended
         event("user_annotation", "bulkrun-step#8", 100, 200),
         event("user_annotation", "bulkrun-op#1", 110, 140),
         event("cuda_runtime", "cudaGraphLaunch", 120, 121, correlation=4),
@@ -41,6 +42,7 @@ def test_a_kernel_belongs_to_the_op_and_the_step_that_launched_it_however_late_i
         event("kernel", "first of a graph", 500, 510, correlation=4),
         event("kernel", "second of a graph", 510, 530, correlation=4),
         event("gpu_memcpy", "DtoH", 600, 601, correlation=5),
+        event("gpu_memset", "zeros", 602, 603, correlation=6),
         event("gpu_user_annotation", "bulkrun-op#0", 300, 450),
         {"ph": "M", "name": "process_name", "ts": 0},
     ]
@@ -51,6 +53,7 @@ def test_a_kernel_belongs_to_the_op_and_the_step_that_launched_it_however_late_i
         (500, 510, 1, 8),
         (510, 530, 1, 8),
         (600, 601, None, None),
+        (602, 603, None, 7),
     ]
 
 
@@ -77,9 +80,15 @@ def test_on_a_cpu_an_op_works_from_call_to_return_and_what_it_calls_is_part_of_i
         event("cpu_op", "aten::linear", 25, 55),
         event("user_annotation", "somebody else's", 62, 98),
         event("cpu_op", "aten::add", 70, 80),
+        event("cpu_op", "aten::mul", 80, 85),
+        event("cpu_op", "aten::sum", 90, 91),
+        event("user_annotation", "bulkrun-op#1", 90, 95),
         event("cpu_op", "aten::argmax", 110, 120),
     ]
-    expected = [(5, 15, None, 1), (20, 60, 0, 1), (70, 80, None, 1), (110, 120, None, None)]
+    expected = [
+        *((5, 15, None, 1), (20, 60, 0, 1), (70, 80, None, 1), (80, 85, None, 1), (90, 95, 1, 1)),
+        (110, 120, None, None),
+    ]
     assert seconds(device_work(events)) == expected
 
 
@@ -117,6 +126,7 @@ def test_a_row_adds_its_calls_up_and_compares_each_with_the_ceiling_that_binds_i
         OpCall("silu_mul", 5, OpCost(num_bytes=1e9)),
         OpCall("silu_mul", 4000, OpCost(num_bytes=1e9)),  # no product: one row of the table for all
         OpCall("sampling", 3, OpCost(num_bytes=7e9)),  # not in the trace
+        OpCall("sampling, shorter than the clock can tell", 3, OpCost()),
     ]
     work = [
         Busy(0, 4, 0, 1),
@@ -126,6 +136,7 @@ def test_a_row_adds_its_calls_up_and_compares_each_with_the_ceiling_that_binds_i
         Busy(12, 13, 3, 1),
         Busy(13, 16, 4, 1),
         Busy(16, 20, None, 1),
+        Busy(20, 20, 6, 1),
     ]
     rows = {(row["op"], row["rows"]): row for row in op_table(work, calls, RATES)}
     assert list(rows) == [("qkv_proj", "5-8"), ("silu_mul", "5-4000"), ("other", None), ("qkv_proj", "9")]
@@ -142,6 +153,13 @@ def test_a_row_adds_its_calls_up_and_compares_each_with_the_ceiling_that_binds_i
     }
     assert (rows["silu_mul", "5-4000"]["tflop_s"], rows["silu_mul", "5-4000"]["share_of_ceiling"]) == (None, 0.5)
     assert (rows["other", None]["calls"], rows["other", None]["gb_s"]) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["qkv_proj", "lm_head", "router", "experts"])
+def test_products_of_few_rows_are_not_mixed_with_those_of_many(name: str) -> None:
+    calls = [OpCall(name, rows, OpCost(flops=1e12)) for rows in (1, 2, 3, 4, 5, 1024, 1025)]
+    work = [Busy(2 * number, 2 * number + 1, number, 1) for number in range(len(calls))]
+    assert sorted(row["rows"] for row in op_table(work, calls, RATES)) == ["1", "1024", "1025", "2", "3-4", "5"]
 
 
 def test_of_one_call_the_kernels_named_prefill_are_a_row_of_their_own() -> None:

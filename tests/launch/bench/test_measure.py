@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.errors import UsageError
-from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload
+from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload, warm_up
 from bulkrun.launch.bench.workload import Work, heavy_tailed_work
+from bulkrun.request import Completion, EngineStats, Request
 from tests.models.tiny_models import save_tiny_model
 
 
@@ -98,6 +100,53 @@ def test_requests_are_added_when_they_arrive_and_latency_counts_from_then(
     assert measured.wall_s >= 0.4
     assert measured.widths[0][1] == 1
     assert all(latency < measured.wall_s for latency in measured.latencies_s)
+
+
+class FakeEngine:
+    """A second a step on a clock of its own; a request ends in the step that gives it its last token."""
+
+    max_model_len = 100
+
+    def __init__(self) -> None:
+        self.now, self.left = 1000.0, dict[str, int]()
+        self.num_steps = 0
+
+    def add_request(self, request: Request) -> None:
+        self.left[request.request_id] = request.sampling.max_tokens
+
+    def has_unfinished(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[Completion]:
+        self.now, self.num_steps = self.now + 1, self.num_steps + 1
+        self.left = {name: left - 1 for name, left in self.left.items()}
+        ended = [name for name, left in self.left.items() if not left]
+        return [Completion(name, (5,), "length") for name in ended if self.left.pop(name) == 0]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.left), num_steps=self.num_steps)
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0, "for ever"
+        self.now += seconds
+
+
+def test_a_latency_is_from_the_arrival_to_the_end_however_long_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrivals at 0, 1.5 and 9: the second is let in by the step that begins at 2, the third by nobody before 9."""
+    engine = FakeEngine()
+    monkeypatch.setattr(time, "perf_counter", lambda: engine.now)
+    monkeypatch.setattr(time, "sleep", engine.sleep)
+    work = [Work([5], length) for length in (3, 4, 2)]
+    measured = run_workload(engine, work, [0.0, 1.5, 9.0])  # type: ignore[arg-type]
+    assert measured.latencies_s == [3.0, 6 - 1.5, 11 - 9.0]
+    assert measured.wall_s == 11
+
+
+def test_what_warmed_an_engine_up_spares_the_measured_run_nothing(make_engine: Callable[..., LLMEngine]) -> None:
+    """Not a block of its prompts is in the prefix cache then."""
+    engine, work = make_engine(enable_prefix_caching=True), [Work(list(range(5, 85)), 2), Work(list(range(9, 89)), 3)]
+    warm_up(engine, work)
+    assert run_workload(engine, work).num_positions == 80 + 1 + 80 + 2
 
 
 def test_a_terminal_is_shown_what_runs_and_a_log_is_not(
