@@ -69,5 +69,9 @@ class RaySpec(Section):
         None,
         description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: RAY_ADDRESS, else a local one.",
     )
-    gpus: float | None = Field(None, ge=0, description="GPUs per worker. Default: 1 if the cluster has any, else 0.")
+    gpus: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs per worker. Default: 1 if the cluster has any and engine.device is not cpu, else 0.",
+    )
     cpus: float = Field(1, ge=0, description="CPUs per worker.")

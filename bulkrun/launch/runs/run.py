@@ -188,7 +188,9 @@ def _make_workers(spec: JobSpec, run: RunDir, run_id: str, view: View) -> Worker
     """The workers of this process, by the job's executor. A Slurm job has its own place: it works where it is."""
     if spec.run.executor == "ray":
         view.phase("connecting to Ray")
-        return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, spec.ray, view.note)
+        needs_no_gpu = spec.engine.device == "cpu" and spec.ray.gpus is None
+        ray = spec.with_keys(ray={"gpus": 0}).ray if needs_no_gpu else spec.ray
+        return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, ray, view.note)
     environments = worker_environments(spec.run.workers, spec.engine.device)
     return LocalWorkers(run, partial(command, run, supervisor=os.getpid(), run_id=run_id), environments)
 

@@ -234,3 +234,18 @@ def test_a_worker_that_comes_after_the_end_brings_what_the_bucket_lacks(
     bucket.files.rm_file(f"{bucket.name}/out/_SUCCESS")
     assert not join(run.root, None, NoView()).worked
     assert is_delivered(run) and "out/_SUCCESS" in bucket.list()
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "gpus"), [("auto", None, None), ("cpu", None, 0), ("cpu", 1, 1), ("auto", 2, 2)]
+)
+def test_a_job_on_cpus_takes_no_gpu_of_a_ray_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked: int | None, gpus: int | None
+) -> None:
+    """Its workers would wait for one after another's GPU."""
+    made: list[Any] = []
+    monkeypatch.setattr(module, "RayWorkers", lambda run, command, count, spec, say: made.append((count, spec)))
+    keys = {"run": {"executor": "ray", "workers": 3}, "engine": {"device": device}, "ray": {"gpus": asked, "cpus": 2}}
+    module._make_workers(job(tmp_path / "out").with_keys(**keys), RunDir(tmp_path / "out"), "r", NoView())
+    ((count, spec),) = made
+    assert (count, spec.gpus, spec.cpus) == (3, gpus, 2)
