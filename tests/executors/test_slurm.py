@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from bulkrun.errors import ExecutorError, JobFileError
 from bulkrun.executors.allocation import Allocation, current_allocation, deadline_of
 from bulkrun.executors.slurm import batch_script, cancel_jobs, queued_jobs, submit_array, submitted_jobs
-from bulkrun.executors.slurm_program import SlurmRefused
+from bulkrun.executors.slurm_program import SlurmRefused, slurm
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
@@ -195,7 +196,7 @@ def test_the_job_file_and_not_the_users_environment_says_what_sbatch_is_asked_fo
 def test_a_users_own_view_of_the_queue_hides_no_job_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     programs(tmp_path / "bin", monkeypatch, sbatch="echo 4")
-    run = RunDir(tmp_path / "out")
+    run = RunDir(tmp_path / "a|b")
     submit_array(run, spec(run.root))
     (script,) = run.slurm.glob("*.sh")
     job = f"4|4|4_[0-7]|PENDING||Resources|bulkrun-t|/|{script}"
@@ -278,7 +279,14 @@ def test_a_torn_line_among_the_ids_costs_that_id_alone(tmp_path: Path, monkeypat
     assert submitted_jobs(run) == []
 
 
-@pytest.mark.parametrize("words", ["Batch job submission failed: Socket timed out on send/recv operation", ""])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Batch job submission failed: Socket timed out on send/recv operation",
+        "Batch job submission failed: Zero Bytes were transmitted or received",
+        "",
+    ],
+)
 def test_an_array_whose_id_was_never_noted_is_found_in_the_queue_by_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
@@ -290,6 +298,25 @@ def test_an_array_whose_id_was_never_noted_is_found_in_the_queue_by_its_script(
     (script,) = run.slurm.glob("*.sh")
     programs(tmp_path, monkeypatch, squeue=f"echo '4|4|4_0|PENDING||None|bulkrun-t|/|{script}'")
     assert [job.job_id for job in queued_jobs(run)] == ["4_0"]
+
+
+def test_an_array_of_which_sbatch_said_nothing_in_time_may_be_in_the_queue_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "out")
+    programs(tmp_path, monkeypatch, sbatch="exec sleep 9")
+    monkeypatch.setattr("bulkrun.executors.slurm.slurm", partial(slurm, patience_s=0.1))
+    with pytest.raises(ExecutorError, match="sbatch: no answer in 0 s; is its controller down") as raised:
+        submit_array(run, spec(run.root))
+    assert not isinstance(raised.value, SlurmRefused) and len(list(run.slurm.glob("*.sh"))) == 1
+
+
+def test_a_program_that_cannot_be_started_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(tmp_path, monkeypatch, sbatch="echo 4")
+    (tmp_path / "sbatch").chmod(0o644)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmRefused, match="sbatch: cannot be started: Permission denied"):
+        submit_array(RunDir(tmp_path / "out"), spec(tmp_path / "out"))
 
 
 def test_what_slurm_refused_is_not_looked_for_in_its_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,11 @@ def test_a_run_whose_array_was_ended_from_outside_says_how(
 
 @pytest.mark.parametrize(
     ("shown", "said", "state"),
-    [("another", {}, "stalled"), ("bulkrun-q", {"ended": "failed", "message": "no such model"}, "failed")],
+    [
+        ("another", {}, "stalled"),
+        ("bulkrun-q2", {}, "stalled"),
+        ("bulkrun-q", {"ended": "failed", "message": "no such model"}, "failed"),
+    ],
 )
 def test_how_slurm_ended_another_job_of_that_id_or_one_whose_worker_said_why_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, said: dict[str, str], state: str
