@@ -101,6 +101,15 @@ def test_what_ray_refuses_is_said_with_the_address(ray: SimpleNamespace, error: 
         connected("auto")
 
 
+def test_an_error_that_nobody_foresaw_is_not_swallowed(ray: SimpleNamespace) -> None:
+    def refuse(**_: object) -> None:
+        raise KeyError("defect")
+
+    ray.init = refuse
+    with pytest.raises(KeyError, match="defect"):
+        connected("auto")
+
+
 def test_what_ray_says_in_many_lines_is_its_first_one_with_the_cause() -> None:
     traceback = "    ^^^^\n  File \"x.py\", line 5, in __init__\n    ^^^^^\nFileNotFoundError: '/data/run'\n"
     assert gist(RuntimeError(f"The actor died, H.__init__()\n{traceback}")) == (

@@ -63,6 +63,52 @@ def test_a_machine_that_is_too_small_is_said_at_once(ray: SimpleNamespace, tmp_p
         workers(tmp_path, [], gpus=1)
 
 
+@pytest.mark.parametrize(
+    ("resources", "asked", "gpus"), [({}, None, 0), ({"GPU": 4.0}, None, 1), ({"GPU": 4.0}, 0, 0), ({"GPU": 4.0}, 2, 2)]
+)
+def test_an_actor_has_what_was_asked_for_and_starts_again_for_ever_where_the_job_is(
+    ray: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resources: dict[str, float],
+    asked: int | None,
+    gpus: int,
+) -> None:
+    """Ray's own defaults are no restart and one call at a time, so that nobody could tell it to stop."""
+    made: list[dict[str, Any]] = []
+    hosts: list[tuple[Any, ...]] = []
+    ray.cluster_resources = lambda: resources
+    ray.remote = lambda **options: (
+        made.append(options)
+        or (lambda host: SimpleNamespace(remote=lambda *args: hosts.append(args) or Actor(ray.asked)))
+    )
+    monkeypatch.chdir(tmp_path)
+    running = workers(Path("out"), [], address="auto", cpus=2, gpus=asked)
+    again = {"max_restarts": -1, "max_task_retries": -1}
+    assert made == [{"num_gpus": gpus, "num_cpus": 2, "max_concurrency": 2, **again}]
+    assert [(run.root, folder) for run, _, folder in hosts] == [(tmp_path / "out", str(tmp_path))] * 3
+    running.kill()
+
+
+def test_workers_have_their_grace_and_a_little_more_to_say_how_that_went(ray: SimpleNamespace, tmp_path: Path) -> None:
+    running, waited, wait = workers(tmp_path, [], address="auto"), [], ray.wait
+
+    def noted(calls: list[str], *, num_returns: int, timeout: float) -> Any:
+        waited.append((num_returns, timeout))
+        return wait(calls)
+
+    ray.wait = noted
+    running.stop(grace_s=7.0)
+    assert waited == [(3, 0), (3, 12.0)]
+    assert running._head._ended.is_set(), "nobody is asked any more"
+
+
+def test_nobody_works_once_every_worker_has_ended(ray: SimpleNamespace, tmp_path: Path) -> None:
+    running = workers(tmp_path, [], address="auto")
+    ray.done = ["work"]
+    assert not running.tend()
+
+
 def test_workers_that_wait_for_a_place_are_said_once_after_a_while(
     ray: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,12 +168,13 @@ def test_each_element_has_a_worker_for_each_of_its_gpus(
 ) -> None:
     (tmp_path / "bin").mkdir()
     programs(tmp_path / "bin", monkeypatch, sbatch="echo 4")
-    run = RunDir(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(Path("out"))
     submit_array(run, spec(run.root, slurm=slurm, run={"workers": 8}))
     (script,) = run.slurm.glob("*.sh")
     lines = script.read_text().splitlines()
     assert f"#SBATCH --array={elements}" in lines and lines[-1].endswith(
-        f" {run.root}" if workers is None else f" {run.root} --workers {workers}"
+        f" {tmp_path}/out" if workers is None else f" {tmp_path}/out --workers {workers}"
     )
 
 

@@ -284,7 +284,7 @@ def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_on
 def test_why_a_job_waits_is_said_once(unfinished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = ["None", "Priority", "Resources", "Priority", "JobHeldUser"]
     queues = [[QueuedJob("7_[0-1]", "PENDING", "", reason)] for reason in reasons]
-    later = [[QueuedJob("7_0", state, "n1", "None")] for state in ("RUNNING", "SUSPENDED", "COMPLETING")]
+    later = [[QueuedJob("7_0", state, "n1", "None")] for state in ("CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING")]
     answers = iter([*queues, *later, [], []])
     monkeypatch.setattr(queue, "queued_jobs", lambda run: next(answers))
     view = Notes()
