@@ -200,7 +200,7 @@ def test_a_users_own_view_of_the_queue_hides_no_job_of_the_run(tmp_path: Path, m
     run = RunDir(tmp_path / "a|b")
     submit_array(run, spec(run.root))
     (script,) = run.slurm.glob("*.sh")
-    job = f"4|4|4_[0-7]|PENDING||Resources|bulkrun-t|/|{script}"
+    job = f"4|4|4_[0-7]|PENDING||Resources|mine|/|{script}"
     shows = f'[ -z "$SQUEUE_STATES$SQUEUE_PARTITION" ] || exit; case " $* " in *" --all "*) echo "{job}";; esac'
     programs(tmp_path / "bin", monkeypatch, squeue=shows)
     monkeypatch.setenv("SQUEUE_STATES", "RUNNING")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.launch.bench import op_recorder
 from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, ceilings
 from bulkrun.launch.bench.measure import run_workload
 from bulkrun.launch.bench.op_costs import OpCost, StepSequences, attention_cost, experts_cost, product_cost
@@ -113,6 +115,38 @@ def test_experts_of_eight_bits_are_an_op_that_reads_a_byte_a_weight(tmp_path: Pa
     for call in experts:
         assert call.cost.flops == 2 * num_weights * top_k * call.rows
         assert call.cost.num_bytes == min(top_k * call.rows, num_experts) * num_weights
+
+
+@pytest.mark.parametrize(("value_dim", "numbers"), [(6, 2 * 6), (4, 6)])  # values of 4 lie in their keys
+def test_attention_reads_keys_and_values_and_its_products_are_as_wide_as_each(value_dim: int, numbers: int) -> None:
+    """One token that sees 6, with 4 heads of 6 dimensions; floats."""
+    recorder = OpRecorder(None)  # type: ignore[arg-type]
+    recorder._step = StepSequences(starts=(5,), counts=(1,), num_decode_seqs=1)
+    found, query = torch.zeros(1, 4, value_dim), torch.zeros(1, 4, 6)
+    caches = torch.zeros(2, 4, 1, 6), torch.zeros(2, 4, 1, value_dim)
+    call = recorder._attention(found, query, *caches, sliding_window=None)
+    assert (call.name, call.rows) == ("attention, decode", 1)
+    assert call.cost == OpCost(6 * 4 * 2 * (6 + value_dim), 4 * (6 * numbers + 4 * (6 + value_dim)))
+
+
+def test_a_state_is_read_and_written_once_a_sequence_and_multiplied_for_each_token() -> None:
+    """Of two sequences five tokens; three products of a state of 2 heads of 4 by 6 floats."""
+    price = op_recorder._pass_over_states("gated_delta_rule", 3)
+    states, meta = torch.zeros(3, 2, 4, 6), SimpleNamespace(rows_S=[0, 2])
+    call = price(torch.zeros(5, 2, 6), torch.zeros(5, 7), states, meta)
+    assert call.cost == OpCost(2 * 3 * 5 * 48, 4 * (5 * 7 + 5 * 12 + 2 * 2 * 48))
+
+
+def test_passes_over_tensors_are_as_many_as_they_read_and_write(tmp_path: Path) -> None:
+    engine = _engine(save_tiny_model(tmp_path, "llama"))
+    recorder = OpRecorder(engine)
+    with recorder.steps_and_ops():
+        run_workload(engine, WORK)
+    hidden, inner = 48, 72
+    moved = {"rms_norm": 2 * hidden, "add_rms_norm": 4 * hidden, "silu_mul": 3 * inner}
+    for name, numbers in moved.items():
+        calls = [call for call in recorder.calls if call.name == name]
+        assert calls and all(call.cost == OpCost(0, 4 * numbers * call.rows) for call in calls), name
 
 
 def _mlp_weights(config: DecoderConfig) -> int:

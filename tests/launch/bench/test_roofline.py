@@ -31,6 +31,7 @@ def test_the_shares_of_a_run_are_the_ceilings_over_its_time(tmp_path: Path) -> N
     for name, least_s in named.items():
         assert facts[f"{name}_s"] == pytest.approx(least_s, abs=1e-4)
         share = facts[f"share_of_{name}"]
+        assert share / facts["share_of_serial"] == pytest.approx(least_s / named["serial"], rel=1e-3)
         assert share * facts["wall_s"] == pytest.approx(least_s, abs=1e-3 * share + 1e-3), "a time in milliseconds"
     assert len({round(one, 4) for one in named.values()}) == 3
     assert "idle" not in facts and "sustained_gemm_tflop_s" not in facts

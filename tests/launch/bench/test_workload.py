@@ -151,3 +151,8 @@ def test_a_length_beyond_the_model_is_refused_before_anything_is_drawn() -> None
     asked = Asked(input_len=f"1-{10**21}", output_len="5", num_requests=3)
     with pytest.raises(UsageError, match=r"1000000000000000000000 \+ 5 tokens are above max_model_len 4096"):
         asked.work(loaded)  # type: ignore[arg-type]
+
+
+def test_a_small_vocabulary_has_tokens_too() -> None:
+    work = heavy_tailed_work(20, vocab_size=60, max_model_len=90)
+    assert {token for one in work for token in one.prompt_token_ids} == set(range(30, 60))
