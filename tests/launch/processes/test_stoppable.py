@@ -56,6 +56,12 @@ def test_a_job_that_is_warned_of_its_end_comes_back(run: RunDir, ended: list[str
     assert ended == []
 
 
+def test_a_job_whose_time_is_up_stays_in_the_queue_for_its_next_turn(run: RunDir, ended: list[str]) -> None:
+    with pytest.raises(Interrupted, match="its time limit"), stoppable(run, ended.append):
+        raise Interrupted("stopped by its time limit")
+    assert ended == []
+
+
 def test_outside_of_slurm_there_is_nothing_to_end(
     run: RunDir, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
