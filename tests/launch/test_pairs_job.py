@@ -77,7 +77,9 @@ def test_every_score_is_the_models_own_of_both_texts(side: str, model: Path, tmp
     said = [row["error_message"] for row in rows]
     assert said[3] == "prompt.text_pair: the second text is empty"
     assert said[4].startswith("prompt.text_pair: prints 'body', which is null in this row")
-    assert re.search(r"the first text takes 43 tokens .*, the model 24: .* only the second text is cut", said[6])
+    assert re.search(
+        r"the first text takes 43 tokens .*, and there is room for 24: .* only the second text is cut", said[6]
+    )
 
 
 def test_without_cutting_what_is_too_long_is_an_error(model: Path, tmp_path: Path) -> None:

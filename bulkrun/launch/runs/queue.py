@@ -6,7 +6,7 @@ import shlex
 import time
 from dataclasses import dataclass, replace
 
-from bulkrun.errors import BulkrunError, ExecutorError, Interrupted, rebuilt
+from bulkrun.errors import BulkrunError, ExecutorError, Interrupted, ResumeError, rebuilt
 from bulkrun.executors.slurm import QueuedJob, how_it_ended, queued_jobs, submit_array
 from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
@@ -126,14 +126,15 @@ def _left_the_queue(queued: Queued) -> BulkrunError:
     Of the class of that, for who waits ends with the exit code that the run would have ended with here.
     """
     run, how, found = queued.run, how_it_ended(queued.run), read_status(queued.run)
-    failure = found.message if found.state == "failed" else None
-    why = f" ({how})" if how else ""
+    failure = (found.message if found.state == "failed" else None) or ""
+    why, kind = f" ({how})" if how else "", failure.partition(":")[0]
     said = f": {failure}" if failure else ""
+    again = "" if kind == ResumeError.__name__ else "; the same command continues"  # else it says itself what does
     words = (
         f"{run.root}: job {queued.job_id} left the queue before the run was finished{why}{said}; "
-        f"`bulkrun logs {run.root}` shows more; the same command continues"
+        f"`bulkrun logs {run.root}` shows more{again}"
     )
-    return rebuilt(failure.partition(":")[0], words) if failure else ExecutorError(words)
+    return rebuilt(kind, words) if failure else ExecutorError(words)
 
 
 class _ArrayWatch:

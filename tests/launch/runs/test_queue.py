@@ -332,6 +332,7 @@ def test_who_waits_reads_what_the_workers_of_an_array_failed_with_and_ends_as_th
     with pytest.raises(BulkrunError, match=f"job 7 left .* finished{said}; `bulkrun logs") as raised:
         queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
     assert raised.value.exit_code == exit_code
+    assert ("the same command continues" in str(raised.value)) == (exit_code != 4), "it would find the same change"
 
 
 def test_a_submit_that_finds_its_array_held_says_so(
