@@ -20,11 +20,12 @@ _PATIENCE_S = 15.0
 class Allocation:
     """An allocation or array element, which is ARRAY_INDEX: the number of the last one is the whole array's too.
 
-    `ends_at` is wall-clock time in seconds, None where there is no limit.
+    `ends_at` is wall-clock time in seconds, None where there is no limit; `restarts` counts its turns before this one.
     """
 
     job_id: str
     ends_at: float | None
+    restarts: int = 0
 
     def requeue(self) -> bool:
         """See to it that the job starts again after this process; whether the cluster was asked to.
@@ -51,7 +52,8 @@ def current_allocation(environ: Mapping[str, str] = os.environ) -> Allocation | 
         return None
     if "SLURM_ARRAY_TASK_ID" in environ:
         job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    return Allocation(job_id, _end_time(job_id, environ))
+    restarts = environ.get("SLURM_RESTART_COUNT", "")  # not there in the first turn
+    return Allocation(job_id, _end_time(job_id, environ), int(restarts) if restarts.isdigit() else 0)
 
 
 def _end_time(job_id: str, environ: Mapping[str, str]) -> float | None:

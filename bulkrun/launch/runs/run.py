@@ -43,6 +43,7 @@ _TEND_EVERY_S = 0.1
 _LOOK_EVERY_S = 1.0
 _END_GRACE_S = 5.0  # after the run's end: workers end by themselves, but for one that is frozen
 _TIME_LIMIT = "its time limit"
+_FRUITLESS_TURNS = 3  # under Slurm: one may have met a cold disk
 
 
 class Workers(Protocol):
@@ -164,24 +165,33 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
 
 
-def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
-    """What stopped an unfinished run, and who continues it: inside a Slurm job whose time is up, Slurm."""
+def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> BulkrunError:
+    """What stopped an unfinished run, and who continues it: inside a Slurm job whose time is up, Slurm.
+
+    Not where turn after turn ended before a single row did: it would go on like that for ever.
+    """
     cancelled, allocation = drain.cancelled(), current_allocation()
     limit = read_record(run).job["run"]["walltime"]
     has_end = limit is not None or (allocation is not None and allocation.ends_at is not None)
     by_itself = _TIME_LIMIT if has_end else "a signal to its workers"
     by = drain.received or ("bulkrun cancel" if cancelled else by_itself)
+    time_ran_out = not cancelled and drain.received in (None, "SIGUSR1")
+    too_short = _too_short(limit) if has_end and time_ran_out and not run.holds_results else ""
+    if too_short and allocation is not None and allocation.restarts + 1 >= _FRUITLESS_TURNS:
+        return RunError(f"stopped by {by} in turn {allocation.restarts + 1}, and no row is done yet: {too_short}")
     next_turn = "run the same command again to continue"
-    if allocation is not None and not cancelled and drain.received in (None, "SIGUSR1"):
+    if allocation is not None and time_ran_out:
         # Said first: the cluster ends at once what it takes back.
         view.phase(f"stopped by {by}, all is saved: asking Slurm to start job {allocation.job_id} again")
         next_turn = "Slurm starts it again" if allocation.requeue() else next_turn
-    if by == _TIME_LIMIT and not run.holds_results:
-        why = f"run.walltime, {limit:g} s," if limit is not None else "the allocation's time"
-        next_turn = (
-            f"{why} leaves no time after start-up: allow more, or every turn will end like this; then {next_turn}"
-        )
+    if too_short:
+        next_turn = f"{too_short}, or every turn will end like this; then {next_turn}"
     return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
+
+
+def _too_short(walltime_s: float | None) -> str:
+    whose = f"run.walltime, {walltime_s:g} s," if walltime_s is not None else "the allocation's time"
+    return f"{whose} leaves no time after start-up: allow more"
 
 
 def _make_workers(spec: JobSpec, run: RunDir, run_id: str, view: View) -> Workers:

@@ -24,8 +24,10 @@ def submit_job(asked: Submission, view: View, *, wait: bool = False) -> Queued |
 
     Raises what `submit` and Slurm raise.
     """
-    if asked.spec.run.executor == "slurm" and current_allocation() is not None:
+    if asked.spec.run.executor == "slurm" and (here := current_allocation()) is not None:
         asked = replace(asked, spec=working_here(asked.spec))
+        workers = "1 worker" if asked.spec.run.workers == 1 else f"{asked.spec.run.workers} workers"
+        view.note(f"this is Slurm job {here.job_id} already: {workers} right here, nothing is put into the queue")
     if asked.spec.run.executor != "slurm":
         return submit(asked, view)
     done = put_into_queue(asked, view)

@@ -68,8 +68,13 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
     monkeypatch.setattr("bulkrun.launch.runs.submit.submit", lambda asked, view: submitted.append(asked.spec))
-    submit_job(Submission(spec=spec.with_keys(engine={"device": device})), NoView())
+    view = NoView()
+    notes: list[str] = []
+    monkeypatch.setattr(view, "note", notes.append)
+    submit_job(Submission(spec=spec.with_keys(engine={"device": device})), view)
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
+    (note,) = notes
+    assert note.startswith(f"this is Slurm job 7 already: {workers} worker{'s' * (workers > 1)} right here")
 
 
 @pytest.mark.parametrize(("asked", "gpus", "workers"), [(None, "", 1), (None, "0,1", 2), (3, "0,1,2,3", 3)])

@@ -147,6 +147,49 @@ def test_slurm_is_asked_for_another_turn_where_time_ran_out_and_nobody_stopped_t
     )
 
 
+@pytest.mark.parametrize(
+    ("received", "restarts", "end", "done", "error", "said"),
+    [
+        (None, "2", "4000000000", False, RunError, "stopped by its time limit in turn 3, and no row is done yet: the"),
+        ("SIGUSR1", "7", "4000000000", False, RunError, "stopped by SIGUSR1 in turn 8, and no row is done yet"),
+        (None, "1", "4000000000", False, Interrupted, "allow more, or every turn will end like this; then Slurm"),
+        ("SIGUSR1", None, "4000000000", False, Interrupted, "allow more, or every turn will end like this; then Slurm"),
+        (None, "2", "4000000000", True, Interrupted, "saved; Slurm starts it again"),
+        (None, "2", "NONE", False, Interrupted, "saved; Slurm starts it again"),
+        ("SIGTERM", "2", "4000000000", False, Interrupted, "saved; run the same command"),
+    ],
+)
+def test_turns_of_slurm_that_end_before_a_row_is_done_do_not_go_on_for_ever(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    received: str | None,
+    restarts: str | None,
+    end: str,
+    done: bool,
+    error: type[Exception],
+    said: str,
+) -> None:
+    run, record = enter(tmp_path / "out", spec := job(tmp_path / "out"))
+    for name, value in {"JOB_ID": "7", "JOB_END_TIME": end, "RESTART_COUNT": restarts}.items():
+        if value is not None:
+            monkeypatch.setenv(f"SLURM_{name}", value)
+    asked: list[str] = []
+    monkeypatch.setattr(Allocation, "requeue", lambda job: asked.append(job.job_id) is None)
+    monkeypatch.setattr(RunDir, "holds_results", done)
+    drain = DrainOnSignal()
+
+    class StoppedBy(Frozen):
+        def tend(self) -> bool:
+            drain.received = received
+            return False
+
+    monkeypatch.setattr(module, "_make_workers", lambda *_: StoppedBy())
+    with pytest.raises(error, match=said) as raised:
+        run_to_end(Prepared(run, spec), record, NoView(), drain)  # type: ignore[arg-type]
+    assert type(raised.value) is error
+    assert asked == (["7"] if "Slurm" in said else [])
+
+
 def test_what_workers_that_had_to_be_ended_did_not_bring_to_the_bucket_is_brought(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
