@@ -187,3 +187,13 @@ def test_a_worker_at_its_time_limit_saves_and_asks_for_its_next_turn_itself(fold
         (log,) = (out / ".bulkrun/logs").glob("slurm-*.log")
         assert re.search(r"stopped by SIGUSR1, all is saved: asking Slurm to start job \d+_0 again", log.read_text())
         wait_until(lambda: not cluster.processes(), "no process left", 15)
+
+
+@pytest.mark.slow  # three turns
+def test_turns_that_are_too_short_for_the_model_to_load_end(folder: Path, tmp_path: Path) -> None:
+    with MiniSlurm(tmp_path / "c", nodes=1) as cluster:
+        job = job_of(folder, "short", without_model(load_s=100))
+        asked = ["--executor", "slurm", "--workers", "1", "--set", 'slurm.time="1"', "--set", "slurm.warn=30", "--wait"]
+        done = bulkrun("submit", str(job), *asked, environment=cluster.environment)
+        assert done.returncode == 1 and "in turn 3, and no row is done yet" in done.stderr, done.stderr
+        wait_until(lambda: cluster.run("squeue", "-h") == "", "an empty queue")
