@@ -26,6 +26,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 needs_fuse = pytest.mark.skipif(why_no_fuse() is not None, reason=why_no_fuse() or "")
+takes_minutes = pytest.mark.timeout(1800)  # on a busy machine more than others have
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(1, "vectors"), (2, "text"), (2, "lists")])
@@ -64,6 +65,7 @@ def test_a_broken_recipe_is_caught(memory: Path, recipe: str) -> None:
 
 @needs_fuse
 @pytest.mark.slow
+@takes_minutes
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_a_power_cut_after_every_operation_loses_nothing_promised(memory: Path, kind: str) -> None:
     found = powercut.campaign("right", memory, kind=kind)
@@ -79,6 +81,7 @@ def test_a_failing_operation_is_a_clean_error_and_the_run_continues(memory: Path
 
 @needs_fuse
 @pytest.mark.slow
+@takes_minutes
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_every_failing_operation_is_a_clean_error_and_the_run_continues(memory: Path, kind: str) -> None:
     assert fault.campaign(memory, kind=kind).violations == []
@@ -93,6 +96,7 @@ def test_a_night_goes_on_after_a_power_cut_or_a_failing_operation(memory: Path, 
 
 @needs_fuse
 @pytest.mark.slow
+@takes_minutes
 @pytest.mark.parametrize("kind", updates.KINDS)
 @pytest.mark.parametrize("change", updates.CHANGES)
 @pytest.mark.parametrize("what", ["cuts", "faults"])
