@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 
 
 class StructuredOutput(NamedTuple):
-    """What an output must look like. `value`: JSON schema text, a regex, a Lark grammar, or a JSON list of choices.
+    """What an output must look like. `value`: JSON schema text, a regex, a grammar (Lark or GBNF), or a JSON list of
+    choices.
 
     Of calls that have to be made it is JSON: {format, functions: [{name, parameters}], one: whether it is one call}.
     """

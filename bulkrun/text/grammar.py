@@ -1,4 +1,4 @@
-"""What an output must look like, as a llguidance grammar: JSON schema, regex, choice, Lark, calls. Knows no models.
+"""What an output must look like, as a llguidance grammar: JSON schema, regex, choice, grammar, calls. Knows no models.
 
 A JSON output has at most one space after a separator and no other white space between its values: it reads as models
 write one-line JSON, and there is nothing to repeat forever. The limits below keep a hostile schema from taking long: a
@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from bulkrun.request import StructuredOutput
 from bulkrun.text.closed_schema import closed
+from bulkrun.text.gbnf import lark_of
 from bulkrun.text.schema_formats import without_unknown_formats
 from bulkrun.text.tool_grammar import JSON_OPTIONS, SpecialId, calls_grammar
 
@@ -53,7 +54,7 @@ def to_grammar(structured: StructuredOutput, special_id: SpecialId = lambda _tex
         texts = json.loads(structured.value)
         # One terminal: as rules, 2,000 of them are more than a row of the parser may hold.
         return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts))
-    return LLMatcher.grammar_from_lark(structured.value)
+    return LLMatcher.grammar_from_lark(lark_of(structured.value))
 
 
 def spells(structured: StructuredOutput, texts: Iterable[str]) -> bool:

@@ -25,7 +25,9 @@ class StructuredOutputsSpec(Section):
     )
     regex: str | None = Field(None, description="A regular expression that the whole output matches.")
     choice: list[str] | None = Field(None, min_length=1, description="The output is one of these texts.")
-    grammar: str | None = Field(None, description="A Lark grammar whose `start` rule is the whole output.")
+    grammar: str | None = Field(
+        None, description="A grammar: Lark, whose `start` rule is the whole output, or GBNF, whose `root` is."
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> StructuredOutputsSpec:
