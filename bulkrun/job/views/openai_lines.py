@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bulkrun.job.plan.result_columns import PROMPT_TOKEN_IDS, TOKEN_IDS
 from bulkrun.job.prompts.body_keys import COMPLETIONS_URL, OVER_PROMPT
-from bulkrun.job.views.response_bodies import is_response, output_items, response_body
+from bulkrun.job.views.response_bodies import is_response, output_items, response_body, token_bytes
 from bulkrun.job.views.score_bodies import is_rerank, rerank_body, score_body
 from bulkrun.settings import Task
 
@@ -155,7 +155,7 @@ def _choice(row: Row, raw: bool) -> dict[str, Any]:
     if row.get("tool_calls"):
         message["tool_calls"] = [_call(call) for call in row["tool_calls"]]
     if row.get("reasoning") is not None:
-        message["reasoning_content"] = row["reasoning"]  # the name that vLLM gave it
+        message["reasoning"] = message["reasoning_content"] = row["reasoning"]  # vLLM's name, and the one it had before
     return {**choice, "message": message, "logprobs": None if logprobs is None else _chat_logprobs(logprobs)}
 
 
@@ -195,7 +195,7 @@ def _chat_logprobs(entries: Sequence[Row]) -> dict[str, Any]:
 
 
 def _token(entry: Row) -> dict[str, Any]:
-    return {"token": entry["token"], "logprob": entry["logprob"], "bytes": None}
+    return {"token": entry["token"], "logprob": entry["logprob"], "bytes": token_bytes(entry["token"])}
 
 
 def _completion_logprobs(entries: Sequence[Row]) -> dict[str, Any]:

@@ -90,10 +90,14 @@ def _with_top(entry: Row) -> dict[str, Any]:
 
 
 def _token(entry: Row) -> dict[str, Any]:
-    """Of a token that is part of a character nobody knows the bytes any more; null is not allowed here."""
+    """As of a chat, but that null is not allowed here."""
     token = entry["token"]
-    known = [] if _HALF_A_CHARACTER in token else list(token.encode())
-    return {"token": token, "logprob": entry["logprob"], "bytes": known}
+    return {"token": token, "logprob": entry["logprob"], "bytes": token_bytes(token) or []}
+
+
+def token_bytes(token: str) -> list[int] | None:
+    """The bytes of a token by its text. None for one that is part of a character: nobody knows them any more."""
+    return None if _HALF_A_CHARACTER in token else list(token.encode())
 
 
 def _usage(rows: Sequence[Row]) -> dict[str, Any]:

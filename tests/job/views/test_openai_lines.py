@@ -45,12 +45,23 @@ def test_a_chat_body_is_the_official_chat_completion() -> None:
     assert body.choices[0].message.content == "Hi" and body.choices[0].finish_reason == "stop"
     assert body.choices[0].logprobs is not None and body.choices[0].logprobs.content is not None
     assert [t.token for t in body.choices[0].logprobs.content[0].top_logprobs] == ["Hi", "Ho"]
-    assert output["response"]["body"]["choices"][0]["message"]["reasoning_content"] == "Hm"
+    message = output["response"]["body"]["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "Hm"
     assert body.usage is not None and body.usage.model_dump(exclude_none=True) == {
         "prompt_tokens": 4,
         "completion_tokens": 2,
         "total_tokens": 6,
     }
+
+
+def test_tokens_of_a_chat_have_the_bytes_that_are_known() -> None:
+    half = {"token": "\ufffd", "token_id": 9, "logprob": -1.0, "top": [{"token": "ü", "token_id": 8, "logprob": -2.0}]}
+    [(output, _)] = lines(row(url="/v1/chat/completions", logprobs=[*LOGPROBS[:1], half]))
+    assert output is not None
+    content = ChatCompletion.model_validate(output["response"]["body"], strict=True).choices[0].logprobs
+    assert content is not None and content.content is not None
+    assert [token.bytes for token in content.content] == [[72, 105], None]
+    assert [token.bytes for token in content.content[1].top_logprobs] == [[195, 188]]
 
 
 def test_token_ids_stand_where_vllm_puts_them() -> None:
@@ -177,7 +188,11 @@ def test_columns_of_the_input_are_not_taken_for_the_models(id_column: str) -> No
     [(output, _)] = lines(given, id_column=id_column, sampling=of_job)
     assert output is not None and output["custom_id"] == str(given[id_column])
     [choice] = output["response"]["body"]["choices"]
-    assert choice["logprobs"] is None and "reasoning_content" not in choice["message"] and "token_ids" not in choice
+    assert (
+        choice["logprobs"] is None
+        and not choice["message"].keys() & {"reasoning", "reasoning_content"}
+        and "token_ids" not in choice
+    )
     assert not output["response"]["body"].keys() & {"prompt_token_ids", "prompt_logprobs"}
     [(output, _)] = lines(row(logprobs=LOGPROBS), sampling={"logprobs": 0})
     assert output is not None and output["response"]["body"]["choices"][0]["logprobs"] is not None
