@@ -1,4 +1,4 @@
-"""Grammars in the words of llama.cpp and xgrammar (GBNF: `root ::= ...`), in which vLLM's users have theirs, in Lark's.
+"""Grammars in the words of llama.cpp and xgrammar (GBNF: `root ::= ...`), as in vLLM's examples, in Lark's.
 
 Knows no parser but llguidance's own translator, and what that one does not take.
 """
@@ -6,6 +6,7 @@ Knows no parser but llguidance's own translator, and what that one does not take
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from llguidance.gbnf_to_lark import (
     AlternativeNode,
@@ -18,7 +19,7 @@ from llguidance.gbnf_to_lark import (
 
 _MAX_CHARACTERS = 32 * 2**10  # the translator takes a third of a second at this size, and grows with its square
 _LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
-_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_RULE = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=", re.MULTILINE)
 _ROOT = re.compile(r"^([ \t]*)root(?=[ \t]*::=)", re.MULTILINE)
 _WHOLE = "rOOt"  # what `root` is called: as long, for the places that messages name
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -40,6 +41,9 @@ def lark_of(grammar: str) -> str:
     rules = _bars_at_the_end(_ESCAPE.sub(_readable, grammar))
     if _ROOT.search(rules) is None:
         raise ValueError("as GBNF: it has no rule `root`, the whole output")
+    name, times = Counter(_RULE.findall(rules)).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"as GBNF: the rule `{name}` is there {times} times")
     try:
         parsed = GrammarParser().parse(_ROOT.sub(rf"\1{_WHOLE}", rules) + f"\nroot ::= {_WHOLE}\n")
         if "start" in parsed:

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bulkrun
 from bulkrun.errors import EXIT_OK, EXIT_ROW_ERRORS
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from tests.benchmarks.cpu_peers.environments import Workplace
 
-MODEL = Path(bulkrun.__file__).parent / "bundled" / "tiny"
+MODEL = BUNDLED_ROOT / "tiny"
 CODE = "Summarize this Python code in one sentence:\ndef rows(path):\n    return list(open(path))"
 SCHEMA = {
     "type": "object",
@@ -43,13 +43,13 @@ LINES: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words": ["a", " a"]},
     "allowed_token_ids": {"allowed_token_ids": [300, 301, 302, 2]},
     "repetition_penalty": {"repetition_penalty": 1.5},
-    "other penalties": {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+    "other penalties": {"presence_penalty": 1.5, "frequency_penalty": 1.5, "ignore_eos": True},
     "top_logprobs": {"logprobs": True, "top_logprobs": 3, "max_tokens": 8},  # vLLM has them of the end token too
     "response_format": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
     "json_object": {"response_format": {"type": "json_object"}},
     "choice": {"structured_outputs": {"choice": ["good", "bad"]}},
     "regex": {"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}},
-    "GBNF": {"structured_outputs": {"grammar": 'root ::= "yes" | "no" digit+\ndigit ::= [0-9]'}},
+    "GBNF": {"structured_outputs": {"grammar": "root ::= [a-c] digit{3}\ndigit ::= [0-9]"}},
     "a system message": {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": CODE}]},
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Hello", CODE)]}]},
     "continued": {
@@ -122,7 +122,7 @@ def main() -> int:
         theirs, ours = answers_of_vllm(place, folder), answers_of_bulkrun(folder)
     other = 0
     for name, asked in LINES.items():
-        both = [said(answers.get(name, {}), logprobs="logprobs" in asked) for answers in (theirs, ours)]
+        both = [said(answers[name], logprobs="logprobs" in asked) for answers in (theirs, ours)]
         if not same(*both):
             other += 1
             print(f"{name}\n  vLLM    {both[0]}\n  bulkrun {both[1]}")

@@ -65,6 +65,11 @@ def _product() -> dict[str, Any]:
     return {"allOf": [{"anyOf": one_of}] * 8}
 
 
+def _chain() -> str:
+    """In GBNF, whose translator looks at all rules again for each that it has found to be one terminal."""
+    return "root ::= a0\n" + "".join(f"a{i}::=a{i + 1}\n" for i in range(2400)) + 'a2400::="x"\n'
+
+
 @pytest.mark.parametrize(
     "structured",
     [
@@ -73,11 +78,22 @@ def _product() -> dict[str, Any]:
         schema({"enum": [f"value {i}" for i in range(15_000)]}),
         schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**6, "maxItems": 10**9}),
         schema({"type": "string", "minLength": 10**6}),
+        StructuredOutput("grammar", _chain()),
         StructuredOutput("regex", "((a{1,100}){1,100}){1,100}"),
         StructuredOutput("regex", "(a|b)*a(a|b){200}"),
         StructuredOutput("regex", "(a+)+b"),
     ],
-    ids=["allOf bomb", "product of alternatives", "enum", "items", "length", "counts", "states", "backtracking"],
+    ids=[
+        "allOf bomb",
+        "product of alternatives",
+        "enum",
+        "items",
+        "length",
+        "chain",
+        "counts",
+        "states",
+        "backtracking",
+    ],
 )
 def test_a_hostile_grammar_does_not_hang(structured: StructuredOutput) -> None:
     begin = time.process_time()
