@@ -27,8 +27,8 @@ template <class W, class T, class Combine>
 inline void multiply_gated(const Operand& x, const Matrix& gate_up, T* gated, long gated_stride, long rows, long inner,
                            Share share, const Combine& combine) {
     const long count = (inner + PANEL - 1) / PANEL;
-    multiply_panels<W>(x, gate_up, rows, 2 * count, share, [&](long row, long panel, const float* gates) {
-        const float* ups = gates + BLOCK * PANEL;
+    multiply_panels<W>(x, gate_up, rows, 2 * count, share, [&](long row, long panel, const float* gates, long apart) {
+        const float* ups = gates + apart;
         const long first = panel * PANEL, end = std::min<long>(PANEL, inner - first);
         T* to = gated + row * gated_stride + first;
         for (long i = 0; i < end; i += LANES) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "fp8.h"
 #include "tiles.h"
@@ -83,6 +84,15 @@ struct NarrowWords {
     static float number(const uint32_t* a, int) { return FloatWords::number(a, 0); }
     static wide_words column(wide_words b, int step) { return step ? b & 0xffff0000 : b << 16; }
     static u32x16 joined(const f32x16*) { __builtin_trap(); }  // nobody gets here: codes become floats
+    static wide multiply_add(float a, wide_words b, wide c) { return FloatWords::multiply_add(a, b, c); }
+};
+
+// The same, unpacked before: two lines of floats for a word, all columns side by side.
+struct UnpackedWords {
+    static constexpr int per_word = 2, items = 2, steps = 2, rows = BLOCK_ROWS, columns = 64;
+
+    static float number(const uint32_t* a, int) { return FloatWords::number(a, 0); }
+    static wide_words column(wide_words b, int) { return b; }
     static wide multiply_add(float a, wide_words b, wide c) { return FloatWords::multiply_add(a, b, c); }
 };
 
@@ -189,6 +199,8 @@ template <class W, int R, int V>
 void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b, Columns<float> c, long words,
                     bool accumulate, Ahead ahead) {
     constexpr int N = V * PER_VECTOR;
+    constexpr bool is_unpacked = std::is_same<W, UnpackedWords>::value;
+    if (is_unpacked) b = {b.first, UnpackedWords::columns, UnpackedWords::columns / 2};  // the compiler knows them now
     wide sums[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -200,9 +212,10 @@ void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b,
 #pragma GCC unroll 2
         for (int step = 0; step < W::steps; step++) {
             const uint32_t* row = a + word * W::items + (W::items > 1 ? step : 0);
+            const long line = is_unpacked ? word * W::steps + step : word;
             wide_words columns[N];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) columns[n] = W::column(load_wide_words(b.wide_at(word, n)), step);
+            for (int n = 0; n < N; n++) columns[n] = W::column(load_wide_words(b.wide_at(line, n)), step);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const auto number = W::number(row + r * a_stride, step);

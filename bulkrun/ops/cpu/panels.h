@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "four_bits.h"
+#include "slices.h"
 
 constexpr int BLOCK = 32;  // rows of sums at a time: what the tile unit holds
 
@@ -53,7 +53,7 @@ struct Pending {
 
     void use_rows(long count) {
         for (const long end = std::min(rows, done + count); done < end; done++)
-            use(first + done, panel, sums + done * PANEL);
+            use(first + done, panel, sums + done * PANEL, BLOCK * PANEL);
     }
 };
 
@@ -91,6 +91,13 @@ struct LinesAhead {
 template <class W>
 inline bool on_tiles() {
     return W::per_word > 1 && W::items == 1 && has_tiles();
+}
+
+// Whether a pair of panels is multiplied in slices: where it is unpacked for many rows, or so large that it would come
+// from further away than the second cache for every block of them (measured: above 512 KiB).
+template <class W>
+inline bool in_slices(long rows, long words) {
+    return rows > BLOCK && !on_tiles<W>() && (W::items > 1 || words > (512 << 10) / (4 * PAIR));
 }
 
 #ifdef __AMX_BF16__
@@ -210,11 +217,13 @@ inline LinesAhead lines_ahead(const Panels<W>& panels, long count, Share share) 
 }
 
 // x times `count` panels, in pairs: the first half of them, rounded up, each with one of the second half.
-// `use(row, panel, sums)` gets PANEL sums of a panel, and those of its partner, if it has one, BLOCK rows further on.
+// `use(row, panel, sums, apart)` gets PANEL sums of a panel, and those of its partner, if it has one, so far apart.
 template <class W, class F>
 inline void multiply_panels(const Operand& x, const Matrix& matrix, long rows, long count, Share share, const F& use) {
     const Panels<W> panels(matrix, x.words);
     const long half = (count + 1) / 2, words = x.words;
+    if (in_slices<W>(rows, words))
+        return multiply_sliced_panels<W>(x.rows, panels, rows, count, share.begin(half), share.end(half), use);
     alignas(64) float sums[2][2 * BLOCK * PANEL];
     Pending<F> pending = {use};
     LinesAhead ahead = lines_ahead(panels, count, share);
@@ -253,8 +262,8 @@ template <class W, class T, class Change>
 inline void project(const Operand& x, const Matrix& matrix, T* out, long rows, long columns, Share share,
                     const Change& change) {
     const long count = (columns + PANEL - 1) / PANEL, half = (count + 1) / 2;
-    multiply_panels<W>(x, matrix, rows, count, share, [&](long row, long panel, const float* sums) {
-        for (; panel < count; panel += half, sums += BLOCK * PANEL) {
+    multiply_panels<W>(x, matrix, rows, count, share, [&](long row, long panel, const float* sums, long apart) {
+        for (; panel < count; panel += half, sums += apart) {
             const long first = panel * PANEL, end = std::min<long>(PANEL, columns - first);
             T* to = out + row * columns + first;
             for (long i = 0; i < end; i += LANES)

@@ -268,13 +268,19 @@ def test_an_index_beside_a_whole_file_is_stale(tmp_path: Path) -> None:
     assert torch.equal(load(path).embed_weight, make_tiny_model("llama").model.embed_tokens.weight)
 
 
-def test_default_dtype_on_a_cpu_is_one_it_multiplies_natively(tmp_path: Path) -> None:
+@pytest.mark.parametrize("units", [(), ("amx_tile",), ("avx512_bf16",)], ids=str)
+def test_default_dtype_on_a_cpu_is_one_it_multiplies_natively(
+    units: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unit in ("amx_tile", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, f"_is_{unit}_supported", lambda has=unit in units: has)
     path = save_tiny_model(tmp_path, "llama")
     raw = json.loads((path / "config.json").read_text())
     by_name = {name: ModelConfig.from_dict(raw | {"dtype": name}) for name in ("float32", "float16", "bfloat16")}
     assert default_dtype(by_name["float32"], "cpu") == torch.float32
     assert default_dtype(by_name["float16"], "cpu") == torch.float32
-    assert default_dtype(by_name["bfloat16"], "cpu") == (torch.bfloat16 if can_pack_bfloat16() else torch.float32)
+    is_native = bool(units) and can_pack_bfloat16()  # torch packs it for AVX-512 without units too, and emulates them
+    assert default_dtype(by_name["bfloat16"], "cpu") == (torch.bfloat16 if is_native else torch.float32)
     assert default_dtype(by_name["float16"], "cuda") == torch.float16
 
 

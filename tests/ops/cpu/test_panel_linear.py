@@ -73,6 +73,22 @@ def test_rows_have_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> N
 
 
 @each_dtype
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_pairs_of_panels_that_do_not_stay_near_are_multiplied_in_slices(num_threads: int, dtype: torch.dtype) -> None:
+    weight, before = random_weight((96, 2080 * 4 // dtype.itemsize), dtype), torch.get_num_threads()
+    panels, x = pack_panels(weight), torch.randn(300, weight.shape[1]).to(dtype)
+    rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    alone = torch.cat([panel_linear(few, panels, None) for few in x.split(30)])
+    torch.testing.assert_close(alone.double(), F.linear(x.double(), weight.double()), atol=1e-5, rtol=rtol)
+    torch.set_num_threads(num_threads)
+    try:
+        for rows in (33, 128, 129, 300):
+            assert torch.equal(panel_linear(x[:rows], panels, None), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+@each_dtype
 def test_rows_that_lie_apart_are_read_too(dtype: torch.dtype) -> None:
     panels, wide = pack_panels(random_weight((64, 64), dtype)), torch.randn(48, 128).to(dtype)
     for x in (wide[:40, :64], wide[:, :64]):  # the second are whole tiles
@@ -82,7 +98,7 @@ def test_rows_that_lie_apart_are_read_too(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not compiles_panels(torch.float32), reason="panels of float32 need a compiler and AVX2")
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("size", [(32, 32), (96, 64), (416, 384)], ids=str)
+@pytest.mark.parametrize("size", [(32, 32), (96, 64), (96, 352), (416, 384)], ids=str)
 def test_bf16_with_rows_of_float32_counts_as_the_float32_it_is(size: tuple[int, int], num_threads: int) -> None:
     weight, bias, before = random_weight(size, torch.bfloat16), torch.randn(size[0]), torch.get_num_threads()
     narrow, wide = pack_panels(weight), pack_panels(weight.float())

@@ -132,11 +132,12 @@ def test_rows_of_no_numbers_and_of_zeros_are_told_as_a_weight_quantized_anew_tel
     assert ours[:, 5].isnan().all() and not ours[:, 3].any()
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 352), (torch.float32, 2080)], ids=str)
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_rows_have_the_same_bits_alone_and_among_others(num_threads: int) -> None:
-    needs(torch.bfloat16)
-    packed, before = pack_four_bits_(random_weight(FORMS["zeros"], (160, 352), 32)[0]), torch.get_num_threads()
-    x = torch.randn(700, 352).bfloat16()
+def test_rows_have_the_same_bits_alone_and_among_others(num_threads: int, dtype: torch.dtype, size: int) -> None:
+    needs(dtype)
+    packed, before = pack_four_bits_(random_weight(FORMS["zeros"], (160, size), 32)[0]), torch.get_num_threads()
+    x = torch.randn(700, size).to(dtype)
     together = ops.four_bit_linear(x, packed, None)
     torch.set_num_threads(num_threads)
     try:

@@ -82,6 +82,14 @@ def test_panels_have_the_bits_of_the_reference_whatever_the_rows(
         torch.set_num_threads(before)
 
 
+def test_panels_of_many_numbers_have_the_bits_of_the_reference() -> None:
+    weight = random_weight((96, 8320))
+    panels, plain = packed(weight), Int8Weight(*quantize_int8(weight))
+    for rows in (32, 33, 129):
+        x = torch.randn(rows, weight.shape[1])
+        assert torch.equal(ops.int8_linear(x, panels, None), int8_linear(x, plain, None))
+
+
 def test_panels_hold_the_largest_sums() -> None:
     """Bytes of 255 times 127, as many as a large model has in a row."""
     size = 32768
