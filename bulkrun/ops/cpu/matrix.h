@@ -88,12 +88,8 @@ struct NarrowWords {
 };
 
 // The same, unpacked before: two lines of floats for a word, all columns side by side.
-struct UnpackedWords {
-    static constexpr int per_word = 2, items = 2, steps = 2, rows = BLOCK_ROWS, columns = 64;
-
-    static float number(const uint32_t* a, int) { return FloatWords::number(a, 0); }
-    static wide_words column(wide_words b, int) { return b; }
-    static wide multiply_add(float a, wide_words b, wide c) { return FloatWords::multiply_add(a, b, c); }
+struct UnpackedWords : FloatWords {
+    static constexpr int per_word = 2, items = 2, steps = 2, columns = 64;
 };
 
 #ifdef __AVX512BF16__

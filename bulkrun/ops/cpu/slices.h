@@ -38,9 +38,10 @@ struct Slice<NarrowWords> {
         for (long word = 0; word < count; word++, panel += PANEL, to += 2 * PAIR)
 #pragma GCC unroll 2
             for (int i = 0; i < PANEL; i += LANES) {
-                const u32x16 pairs = load_words(panel + i);
-                store_words(to + i, pairs << 16);
-                store_words(to + PAIR + i, pairs & 0xffff0000);
+                u32x16 floats[NarrowWords::items];
+                FloatWords::unpack((const bf16*)nullptr, load_words(panel + i), floats);
+                store_words(to + i, floats[0]);
+                store_words(to + PAIR + i, floats[1]);
             }
     }
 };

@@ -24,9 +24,8 @@ from tests.models.tiny_quantized import save_tiny_quantized
 pytestmark = pytest.mark.skipif(not compiles_panels(torch.float32), reason="panels of float32 need a compiler and AVX2")
 
 WHOLE_PANELS = {"hidden_size": 96, "intermediate_size": 64, "vocab_size": 160}
-LONG = [
-    (7 * i * i + 3 * i + 11) % 127 + 1 for i in range(90)
-]  # chunks of it have more rows than are multiplied at once
+# Chunks of it have more rows than are multiplied at once.
+LONG = [(7 * i * i + 3 * i + 11) % 127 + 1 for i in range(90)]
 TEXTS = [[*LONG, 3, 17, 99, 4], [5, 9, 13, 60, 61, 62]]
 
 
