@@ -2,6 +2,7 @@
 // Knows no product.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "panel_matrix.h"
@@ -35,24 +36,28 @@ inline void unpack_group(const Group& group, const uint32_t* codes, long size, u
     }
 }
 
-// A panel with `size` inputs.
+// Inputs from `begin` to `end` of a panel with `size` of them.
 template <class W, bool HAS_ZERO>
-inline void unpack_panel(const Matrix& matrix, long panel, long size, uint32_t* to) {
+inline void unpack_panel(const Matrix& matrix, long panel, long size, long begin, long end, uint32_t* to) {
     const uint32_t* codes = (const uint32_t*)matrix.panels + panel * PANEL * (size / CODES);
     const long num_groups = size / matrix.group_size;
     Group group = {load(matrix.codebook)};
-    for (long i = 0; i < num_groups; i++)
+    for (long first = begin, next; first < end; first = next) {
+        const long i = first / matrix.group_size;
+        next = std::min(end, (i + 1) * matrix.group_size);
         for (long column = 0; column < PANEL; column += LANES) {
-            const long at = (panel * num_groups + i) * PANEL + column, first = i * matrix.group_size;
+            const long at = (panel * num_groups + i) * PANEL + column;
             group.scale = matrix.scales_at(at);
             if (HAS_ZERO) group.zero = load(matrix.group_zeros + at);
             if (matrix.in_bytes()) group.byte_factor = load(matrix.byte_factors + panel * PANEL + column);
-            unpack_group<W, HAS_ZERO>(group, codes + first / CODES * PANEL + column, matrix.group_size,
-                                      to + first / W::per_word * PANEL + column);
+            unpack_group<W, HAS_ZERO>(group, codes + first / CODES * PANEL + column, next - first,
+                                      to + (first - begin) / W::per_word * PANEL + column);
         }
+    }
 }
 
-// Memory of this thread, which stays: asking for it anew would take longer than unpacking.
+// Memory of this thread, for one purpose, which stays: asking for it anew would take longer than unpacking.
+template <class Purpose>
 inline uint32_t* thread_words(size_t count) {
     struct alignas(64) Line {
         uint32_t words[LANES];
@@ -70,14 +75,17 @@ struct Panels {
     uint32_t* const unpacked;
 
     Panels(const Matrix& matrix, long words)
-        : matrix(matrix), words(words), unpacked(matrix.codebook ? thread_words(2 * words * PANEL) : nullptr) {}
+        : matrix(matrix), words(words), unpacked(matrix.codebook ? thread_words<Panels>(2 * words * PANEL) : nullptr) {}
 
-    // Of two, told apart by `place`, until the next one there.
-    const uint32_t* at(long panel, int place) const {
-        if (!unpacked) return (const uint32_t*)matrix.panels + panel * words * PANEL;
+    // `count` words of a column of it, from the first one on. Of two, told apart by `place`, until the next one there.
+    const uint32_t* at(long panel, int place, long first, long count) const {
+        if (!unpacked) return (const uint32_t*)matrix.panels + (panel * words + first) * PANEL;
         uint32_t* to = unpacked + place * words * PANEL;
-        if (matrix.group_zeros) unpack_panel<W, true>(matrix, panel, words * W::per_word, to);
-        else unpack_panel<W, false>(matrix, panel, words * W::per_word, to);
+        const long size = words * W::per_word, begin = first * W::per_word, end = (first + count) * W::per_word;
+        if (matrix.group_zeros) unpack_panel<W, true>(matrix, panel, size, begin, end, to);
+        else unpack_panel<W, false>(matrix, panel, size, begin, end, to);
         return to;
     }
+
+    const uint32_t* at(long panel, int place) const { return at(panel, place, 0, words); }
 };

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "slices.h"
-
-constexpr int BLOCK = 32;  // rows of sums at a time: what the tile unit holds
+#include "tile_slices.h"
 
 // The rows that are multiplied; those of bytes have a scale each.
 struct Operand {
@@ -43,104 +42,14 @@ inline f32x16 finished(const float* sums, const Operand& x, long row, const Matr
     return matrix.bias ? number + load((const T*)matrix.bias + column) : number;
 }
 
-// A block's sums that are not used yet: some rows of them at every step of the next product, for the tile unit and the
-// vector unit work side by side when their instructions come close together.
-template <class F>
-struct Pending {
-    const F& use;
-    long first = 0, panel = 0, rows = 0, done = 0;
-    const float* sums = nullptr;
-
-    void use_rows(long count) {
-        for (const long end = std::min(rows, done + count); done < end; done++)
-            use(first + done, panel, sums + done * PANEL, BLOCK * PANEL);
-    }
-};
-
-// Lines of a thread's panels, asked for in the order in which they are multiplied: early, for memory answers slowly, and
-// evenly, for a core that has asked for as many as it may waits, and multiplies nothing.
-struct LinesAhead {
-    static constexpr long EARLY = 8192, OF_STEP = PANEL * LANES * sizeof(uint32_t) / 64;  // bytes; of sixteen words
-
-    const char *next = nullptr, *other = nullptr;  // of the panel that is asked for, and of that beside it
-    long lines = 0, left = 0, panels = 0;  // of a panel; of this one; from this one on
-    long at_a_time = 0;  // of sixteen words that are multiplied
-
-    // LOCALITY: of the cache, as GCC's prefetch has it.
-    template <int LOCALITY = 2>
-    void ask(long count) {
-        while (count && panels) {
-            const long here = std::min(count, left);
-            for (long line = 0; line < here; line++) __builtin_prefetch(next + line * 64, 0, LOCALITY);
-            next += here * 64, left -= here, count -= here;
-            if (left) continue;
-            std::swap(next, other);
-            left = lines, panels--;
-        }
-    }
-
-    // The next pair of panels is asked for during all passes over one, each of other rows. But nobody has asked for the
-    // first one.
-    void begin_pass(long pass, long passes, bool is_first) {
-        const auto asked = [&](long done) { return (OF_STEP * done + passes - 1) / passes; };
-        at_a_time = is_first ? OF_STEP : asked(pass + 1) - asked(pass);
-    }
-};
-
-// Whether rows of such words are multiplied on the tile unit.
-template <class W>
-inline bool on_tiles() {
-    return W::per_word > 1 && W::items == 1 && has_tiles();
-}
-
-// Whether a pair of panels is multiplied in slices: where it is unpacked for many rows, or so large that it would come
-// from further away than the second cache for every block of them (measured: above 512 KiB).
+// Whether panels are multiplied in slices: where a pair is unpacked for many rows, or so large that it would come from
+// further away than the second cache for every block of them (measured: above 512 KiB). On tiles, which wait for all of
+// their rows too, where both are so large (above 1,280 KiB).
 template <class W>
 inline bool in_slices(long rows, long words) {
-    return rows > BLOCK && !on_tiles<W>() && (W::items > 1 || words > (512 << 10) / (4 * PAIR));
+    const long pair = 4 * PAIR * words, all = pair + 4 * rows * words;
+    return rows > BLOCK && (on_tiles<W>() ? all > 1280 << 10 : W::items > 1 || pair > 512 << 10);
 }
-
-#ifdef __AMX_BF16__
-#define MULTIPLY_TILES(SUMS, ROWS, COLUMNS)                                                         \
-    do {                                                                                            \
-        if constexpr (W::per_word == ByteWords::per_word) _tile_dpbusd(SUMS, ROWS, COLUMNS);        \
-        else _tile_dpbf16ps(SUMS, ROWS, COLUMNS);                                                   \
-    } while (false)
-
-// c [16 R, PANEL] = a [16 R, words] b [words, PANEL].
-template <class W, int R, class F>
-inline void multiply_panel_rows(const uint32_t* a, const uint32_t* b, float* c, long words, Pending<F>& pending,
-                                LinesAhead& ahead) {
-    constexpr int LOCALITY = R == 1 ? 2 : 3;  // measured: 32 rows gain from lines in the nearest cache, 16 lose a little
-    const long at_a_time = pending.rows * LANES / words / 2 + 1, quarter = ahead.at_a_time / 4;
-    _tile_zero(0);
-    _tile_zero(1);
-    if (R == 2) _tile_zero(2);
-    if (R == 2) _tile_zero(3);
-    for (long word = 0; word < words; word += LANES) {
-        const uint32_t* here = b + word * PANEL;
-        _tile_loadd(4, a + word, 4 * words);
-        _tile_loadd(6, here, 4 * PANEL);
-        ahead.ask<LOCALITY>(quarter);
-        MULTIPLY_TILES(0, 4, 6);
-        ahead.ask<LOCALITY>(quarter);
-        _tile_loadd(7, here + LANES, 4 * PANEL);
-        MULTIPLY_TILES(1, 4, 7);
-        ahead.ask<LOCALITY>(quarter);
-        if (R == 2) {
-            _tile_loadd(5, a + LANES * words + word, 4 * words);
-            MULTIPLY_TILES(2, 5, 6);
-            MULTIPLY_TILES(3, 5, 7);
-        }
-        ahead.ask<LOCALITY>(ahead.at_a_time - 3 * quarter);
-        pending.use_rows(at_a_time);
-    }
-    _tile_stored(0, c, 4 * PANEL);
-    _tile_stored(1, c + LANES, 4 * PANEL);
-    if (R == 2) _tile_stored(2, c + LANES * PANEL, 4 * PANEL);
-    if (R == 2) _tile_stored(3, c + LANES * PANEL + LANES, 4 * PANEL);
-}
-#endif
 
 // c [rows, PANEL] = a [rows, words] panel, for up to BLOCK rows, and with `other`, if there is one, BLOCK rows of sums
 // further on. There is room for 16 rows where there are fewer. `fetch`: off tiles, whether to ask for what comes next.
@@ -151,8 +60,7 @@ inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32
     if (on_tiles<W>()) {
         finish_stores();
         for (; panel; panel = other, other = nullptr, c += BLOCK * PANEL)
-            if (rows <= LANES) multiply_panel_rows<W, 1>(a, panel, c, words, pending, ahead);
-            else multiply_panel_rows<W, 2>(a, panel, c, words, pending, ahead);
+            multiply_panel_block<W>({a, words}, 0, rows, {panel, 0, words}, c, PANEL, pending, ahead);
         return;
     }
 #endif
@@ -223,7 +131,8 @@ inline void multiply_panels(const Operand& x, const Matrix& matrix, long rows, l
     const Panels<W> panels(matrix, x.words);
     const long half = (count + 1) / 2, words = x.words;
     if (in_slices<W>(rows, words))
-        return multiply_sliced_panels<W>(x.rows, panels, rows, count, share.begin(half), share.end(half), use);
+        return (on_tiles<W>() ? multiply_tile_slices<W, F> : multiply_sliced_panels<W, F>)(
+            x.rows, panels, rows, count, share.begin(half), share.end(half), use);
     alignas(64) float sums[2][2 * BLOCK * PANEL];
     Pending<F> pending = {use};
     LinesAhead ahead = lines_ahead(panels, count, share);

@@ -73,16 +73,19 @@ def test_rows_have_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> N
 
 
 @each_dtype
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_pairs_of_panels_that_do_not_stay_near_are_multiplied_in_slices(num_threads: int, dtype: torch.dtype) -> None:
-    weight, before = random_weight((96, 2080 * 4 // dtype.itemsize), dtype), torch.get_num_threads()
-    panels, x = pack_panels(weight), torch.randn(300, weight.shape[1]).to(dtype)
+@pytest.mark.parametrize("num_threads", [1, 2, 3])  # three share more rows than are multiplied at a time
+@pytest.mark.parametrize("columns", [96, 608, 1376])  # on tiles: a few pairs, several groups, rows that are copied
+def test_pairs_of_panels_that_do_not_stay_near_are_multiplied_in_slices(
+    columns: int, num_threads: int, dtype: torch.dtype
+) -> None:
+    weight, before = random_weight((columns, 2080 * 4 // dtype.itemsize), dtype), torch.get_num_threads()
+    panels, x = pack_panels(weight), torch.randn(600, weight.shape[1]).to(dtype)
     rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
     alone = torch.cat([panel_linear(few, panels, None) for few in x.split(30)])
     torch.testing.assert_close(alone.double(), F.linear(x.double(), weight.double()), atol=1e-5, rtol=rtol)
     torch.set_num_threads(num_threads)
     try:
-        for rows in (33, 128, 129, 300):
+        for rows in (33, 128, 129, 300, 600):
             assert torch.equal(panel_linear(x[:rows], panels, None), alone[:rows])
     finally:
         torch.set_num_threads(before)

@@ -114,6 +114,18 @@ def test_in_int8_panels_give_the_bits_of_a_weight_quantized_anew(
 
 
 @each_form
+def test_panels_of_many_inputs_have_those_bits_too(form: Form) -> None:
+    """On the tile unit they are unpacked in slices that end within a group."""
+    weight, numbers = random_weight(form, (608, 4224), 24)
+    needs(torch.bfloat16)
+    x = torch.randn(300, 4224).bfloat16()
+    plain, int8 = pack_panels(numbers.bfloat16()), pack_int8_(Int8Weight(*quantize_int8(numbers.float())))
+    in_int8, packed = pack_four_bits_(with_int8(weight)), pack_four_bits_(random_weight(form, (608, 4224), 24)[0])
+    assert torch.equal(ops.four_bit_linear(x, packed, None), panel_linear(x, plain, None))
+    assert torch.equal(ops.four_bit_linear(x, in_int8, None), ops.int8_linear(x, int8, None))
+
+
+@each_form
 def test_the_reference_in_int8_equals_sums_of_whole_numbers(form: Form) -> None:
     weight, numbers = random_weight(form, (40, 48), 16)
     x = torch.randn(9, 48)
