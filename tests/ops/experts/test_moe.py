@@ -141,6 +141,21 @@ def test_packed_experts_equal_the_naive_loop_and_keep_each_token_s_bits(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_experts_of_many_inputs_keep_each_token_s_bits(dtype: torch.dtype) -> None:
+    """Whose rows and panels do not stay near together: in slices."""
+    gate_up, down, *packed = packed_case(dtype, 2, (2176, 2176))
+    x_TE = torch.randn(300, 2176, generator=torch.Generator().manual_seed(0)).to(dtype)
+    routed = torch.ones(300, 1), torch.zeros(300, 1, dtype=torch.long)
+    ours, few = ops.fused_experts(x_TE, *packed, *routed), [*range(0, 30), *range(250, 275)]
+    alone = ops.fused_experts(x_TE[few], *packed, *(part[few] for part in routed))
+    pieces = [ops.fused_experts(x_TE[[i]], *packed, *(part[[i]] for part in routed)) for i in (0, 29, 250, 299)]
+    exact = naive_experts(x_TE, gate_up, down, *routed)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)
+    assert torch.equal(alone, ours[few]) and torch.equal(torch.cat(pieces), ours[[0, 29, 250, 299]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize("activation", [None, ops.ClampedSwiglu(1.702, 0.8), "gelu_tanh"])
 @pytest.mark.parametrize("num_tokens", [1, 17, 300])
