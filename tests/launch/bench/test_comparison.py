@@ -120,3 +120,4 @@ def test_the_timeline_spreads_each_step_over_its_own_time() -> None:
     assert bins == [0.5] * 30 + [0.25] * 30
     assert timeline([(30.0, 4)], 60.0, 4) == [1.0] * 30 + [0.0] * 30
     assert timeline([(30.5, 4)], 60.0, 4) == [1.0] * 30 + [0.5] + [0.0] * 29
+    assert timeline([(10.0, 4), (25.0, 1)], 30.0, 4) == [1.0] * 20 + [0.25] * 30 + [0.0] * 10

@@ -132,7 +132,8 @@ class FakeEngine:
 
 
 def test_a_latency_is_from_the_arrival_to_the_end_however_long_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrivals at 0, 1.5 and 9: the second is let in by the step that begins at 2, the third by nobody before 9."""
+    """Arrivals at 0, 1.5 and 9: the second is let in by the step that begins at 2, the third by nobody before 9. Then
+    all at once."""
     engine = FakeEngine()
     monkeypatch.setattr(time, "perf_counter", lambda: engine.now)
     monkeypatch.setattr(time, "sleep", engine.sleep)
@@ -140,6 +141,7 @@ def test_a_latency_is_from_the_arrival_to_the_end_however_long_it_waited(monkeyp
     measured = run_workload(engine, work, [0.0, 1.5, 9.0])  # type: ignore[arg-type]
     assert measured.latencies_s == [3.0, 6 - 1.5, 11 - 9.0]
     assert measured.wall_s == 11
+    assert run_workload(engine, work).latencies_s == [2.0, 3.0, 4.0]  # type: ignore[arg-type]
 
 
 def test_what_warmed_an_engine_up_spares_the_measured_run_nothing(make_engine: Callable[..., LLMEngine]) -> None:

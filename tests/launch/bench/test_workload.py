@@ -69,6 +69,11 @@ def test_heavy_tailed_lengths_have_their_medians_and_fit_the_model() -> None:
     assert max(len(one.prompt_token_ids) + one.num_output_tokens for one in work) <= 900
     assert max(one.num_output_tokens for one in work) == 300
 
+    odd = heavy_tailed_work(2001, vocab_size=300, max_model_len=4096)
+    prompts, outputs = [len(one.prompt_token_ids) for one in odd], [one.num_output_tokens for one in odd]
+    assert (statistics.median(prompts), max(prompts)) == (120, 1500)
+    assert (statistics.median(outputs), max(outputs)) == (80, 600)
+
 
 def test_padding_makes_each_batch_one_length_and_keeps_every_prompts_end() -> None:
     work = heavy_tailed_work(23, vocab_size=300, max_model_len=900)
