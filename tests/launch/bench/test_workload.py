@@ -89,6 +89,7 @@ def test_padding_makes_each_batch_one_length_and_keeps_every_prompts_end() -> No
 def test_poisson_arrivals_have_their_rate() -> None:
     arrivals = poisson_arrivals(5000, rate=20.0)
     assert arrivals == sorted(arrivals)
+    assert arrivals[0] < 0.5  # ten times a mean gap
     assert arrivals[-1] == pytest.approx(250, rel=0.05)
     gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.1)  # as much as their mean
