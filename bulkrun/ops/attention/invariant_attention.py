@@ -65,11 +65,9 @@ def invariant_attention(
     size = max(_PIECE_BYTES // item_bytes, 1)
     workers.run(attend, [slice(start, start + size) for start in range(0, tiles.unit_N.numel(), size)])
     out_UKRV, lse_UKR = _merge(part_NKRV, lse_NKR, tiles.units_per_step)
-    heads_per_kv_head = q_THD.shape[1] // num_kv_heads
-    rows_XHV = _token_rows(out_UKRV, tiles, heads_per_kv_head)
-    if sinks_H is not None:  # what a sink takes of a softmax without it
-        lse_XH1 = _token_rows(lse_UKR[..., None], tiles, heads_per_kv_head)
-        rows_XHV = (rows_XHV.float() * (lse_XH1 - sinks_H[:, None]).sigmoid_()).to(rows_XHV.dtype)
+    if sinks_H is not None:
+        out_UKRV = _after_sinks(out_UKRV, lse_UKR, sinks_H.view(num_kv_heads, -1))
+    rows_XHV = _token_rows(out_UKRV, tiles, q_THD.shape[1] // num_kv_heads)
     out_THV.index_copy_(0, tiles.output_index, rows_XHV)
     return out_THV[:num_tokens]
 
@@ -174,7 +172,19 @@ def _merge(
     return out_UKRD, lse_UKR
 
 
+def _after_sinks(out_UKRV: torch.Tensor, lse_UKR: torch.Tensor, sinks_KG: torch.Tensor) -> torch.Tensor:
+    """What sinks leave of a softmax without them.
+
+    Of whole units, whose rows fill vectors: torch computes what is left over at a tensor's end one by one, and rounds
+    some of it otherwise.
+    """
+    num_rows, group = lse_UKR.shape[2], sinks_KG.shape[1]
+    sinks_KR = sinks_KG.repeat(1, -(-num_rows // group))[:, :num_rows]
+    share_UKR = (lse_UKR - sinks_KR).sigmoid_()
+    return (out_UKRV.float() * share_UKR[..., None]).to(out_UKRV.dtype)
+
+
 def _token_rows(out_UKRD: torch.Tensor, tiles: AttentionTiles, heads_per_kv_head: int) -> torch.Tensor:
-    """[U * Q, H, D] of any D: the padding of the rows left out."""
+    """[U * Q, H, D]: the padding of the rows left out."""
     own_UKrD = out_UKRD[:, :, : tiles.num_queries * heads_per_kv_head]
     return own_UKrD.unflatten(2, (tiles.num_queries, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)

@@ -125,11 +125,12 @@ def test_sinks_are_right_and_leave_each_query_its_bits(
     exact = exact_attention(case, 0.3, window, soft_cap, sinks_of(case))
     ours = _attend(attend, case, window, soft_cap, 2, sinks_of(case))
     torch.testing.assert_close(ours.double(), exact, atol=2e-5, rtol=2e-5)
-    whole = make_case([300], [300], heads, device="cpu", dtype=torch.bfloat16)
-    expected = _attend(attend, whole, window, soft_cap, 1, sinks_of(whole))
-    for first, end in ((0, 130), (129, 130), (130, 300), (299, 300)):
-        part = _attend(attend, _chunk(whole, first, end), window, soft_cap, 2, sinks_of(whole))
-        assert torch.equal(part, expected[first:end]), (first, end)
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = make_case([300], [300], heads, device="cpu", dtype=dtype)
+        expected = _attend(attend, whole, window, soft_cap, 1, sinks_of(whole))
+        for first, end in ((0, 130), (130, 300), *((query, query + 1) for query in range(120, 300, 9))):
+            part = _attend(attend, _chunk(whole, first, end), window, soft_cap, 2, sinks_of(whole))
+            assert torch.equal(part, expected[first:end]), (dtype, first, end)
 
 
 @pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
